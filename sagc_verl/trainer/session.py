@@ -1,0 +1,225 @@
+"""What SAGC does beside a training run: holds the controller and the records, and survives its own faults.
+
+Data flows one way: rollouts -> group statistics -> controller -> size -> trainer. The trainer (trainer.py) only asks for a
+size and hands over what happened; nothing here touches a Ray worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sagc_verl.control.config import SagcConfig
+from sagc_verl.control.controller import Controller, StateError, StepReport
+from sagc_verl.control.sizes import SizePlan
+from sagc_verl.records.writer import RecordWriter
+from sagc_verl.trainer.controller_state import read_state, write_state
+from sagc_verl.trainer.metrics import report_metrics, rollout_metrics
+from sagc_verl.trainer.record_rows import group_columns, rollout_columns, step_columns
+from sagc_verl.trainer.step_rollouts import StepRollouts
+
+logger = logging.getLogger(__name__)
+
+BLIND_WARNING = 0.5
+"""Share of groups in which the length limit hides any straggler, above which the run says so."""
+
+
+class SagcSession:
+    """The controller and the records of one training process.
+
+    Args:
+        config: the checked `sagc` section.
+        plan: sizes and start.
+        cap: `data.max_response_length`, tokens.
+        records_dir: where the records go; None for no records.
+        run_info: what run.json says of the run.
+    """
+
+    def __init__(
+        self,
+        config: SagcConfig,
+        plan: SizePlan,
+        cap: int,
+        records_dir: Path | None,
+        run_info: Mapping[str, Any],
+    ) -> None:
+        self.config = config
+        self.controller = Controller(config, plan.sizes, plan.start)
+        self.faults = 0
+        """Faults of ours so far: something could not be observed, decided, saved or recorded, and training went on."""
+        self._cap = cap
+        self._records_dir = records_dir
+        self._run_info = run_info
+        self._writer: RecordWriter | None = None
+        self._known_prompts: bool | None = None
+        self._held = 0  # steps without a usable observation
+        self._pending_record: tuple[dict, dict, dict] | None = None
+        self._said: set[str] = set()
+        if config.init_from:
+            # A path that was named must be right: nothing has been trained yet, so this may stop the run.
+            state = read_state(config.init_from)
+            for line in self.controller.load_warm_start(state.get("controller", state)):
+                logger.warning("sagc: %s", line)
+            logger.info("sagc: starts from what %s has learnt", config.init_from)
+
+    @property
+    def size(self) -> int:
+        """Rollouts per prompt of the coming (or running) step."""
+        return self.controller.size
+
+    def sizes_for(self, num_prompts: int) -> list[int]:
+        """The size of each prompt of the step."""
+        return [int(n) for n in self.controller.sizes_for(num_prompts)]
+
+    # ---- checkpoint
+
+    def restore(self, folder: str, step: int) -> None:
+        """Go on from the state in a checkpoint folder; what is missing or damaged is said and started afresh."""
+        try:
+            lines = self.controller.load_state_dict(read_state(folder)["controller"])
+        except FileNotFoundError:
+            self._warn(
+                "state", f"no controller state in {folder} (trained without SAGC?): it starts afresh at step {step}"
+            )
+        except (OSError, KeyError, ValueError, StateError) as error:
+            self.fault("state", f"the controller state cannot be used, it starts afresh: {error}")
+        else:
+            for line in lines:
+                logger.warning("sagc: resumed, but %s", line)
+            logger.info(
+                "sagc: resumed at step %d: next size %d, queue %.3f", step, self.size, self.controller.rule.queue
+            )
+
+    def save(self, folder: str) -> None:
+        """Write the state into a checkpoint folder; a fault is logged and counted."""
+        try:
+            write_state(folder, {"controller": self.controller.state_dict()})
+        except (OSError, ValueError) as error:
+            self.fault("save", f"the controller state could not be saved in {folder}: {error}")
+
+    # ---- one step
+
+    def observe(
+        self, rollouts: StepRollouts | None, trained: set[str], padding_rows: int, refills: int, metrics: dict[str, Any]
+    ) -> None:
+        """Learn from the step, decide the next size, add `sagc/*` to the step's metrics. Never raises.
+
+        Args:
+            rollouts: every rollout generated in the step; None when it could not be collected.
+            trained: uids of the groups that were trained on.
+            padding_rows: rows that veRL added.
+            refills: prompts sent beyond the first submission.
+            metrics: veRL's metrics of the step; added to.
+        """
+        try:
+            batch = None
+            if rollouts is not None and len(rollouts):
+                self._learn_what_prompts_are(rollouts)
+                signal = self.config.signal if rollouts.stamped else "tokens"
+                batch = rollouts.batch(signal, self._cap, bool(self._known_prompts))
+            report = self.controller.observe(batch)
+            self._held = report.faults
+            if report.fault and batch is not None:
+                self._warn("observe", f"a step could not be used, the size is held: {report.fault}")
+            self._say(report)
+            metrics.update(report_metrics(report))
+            if rollouts is None:
+                return
+            statuses = _statuses(rollouts, trained)
+            groups = group_columns(rollouts, report, statuses)
+            rows = rollout_columns(rollouts, report, statuses, self.config)
+            metrics.update(rollout_metrics(rows, groups))
+            metrics.update({"sagc/padding_rows": padding_rows, "sagc/refills": refills})
+            self._pending_record = (rows, groups, step_columns(report, metrics, padding_rows, refills))
+        except Exception as error:
+            self.fault("observe", f"the step could not be observed, the size is held: {error!r}", trace=True)
+        finally:
+            metrics["sagc/faults"] = self.faults + self._held
+
+    def record(self, step: int, metrics: Mapping[str, Any], wall_s: float) -> None:
+        """Write the step's record with all its metrics. Never raises, never waits for the disk."""
+        pending, self._pending_record = self._pending_record, None
+        if self._writer is None:
+            return
+        try:
+            rows, groups, step_row = pending or ({}, {}, {})
+            scalars = {key: float(value) for key, value in metrics.items() if _is_scalar(value)}
+            # time.time(): the one wall clock reading on record; everything else is monotonic.
+            row = {**scalars, **step_row, "wall_s": wall_s, "time": time.time()}
+            self._writer.write_step(step, rows, groups, row)
+        except Exception as error:
+            self.fault("record", f"step {step} could not be recorded: {error!r}", trace=True)
+
+    def open_records(self, resume_step: int) -> None:
+        """Start the writer, once it is known which step the run goes on from."""
+        if self._records_dir is not None:
+            self._writer = RecordWriter(self._records_dir, dict(self._run_info), resume_step=resume_step)
+
+    def close(self) -> None:
+        """Write what is pending."""
+        if self._writer is not None:
+            self._writer.close()
+
+    # ---- saying things once
+
+    def _learn_what_prompts_are(self, rollouts: StepRollouts) -> None:
+        known = rollouts.stamped and rollouts.prompts_are_known()
+        if self._known_prompts and not known:
+            self._warn(
+                "prompts", "the data's extra_info.index no longer tells prompts apart; references use data_source"
+            )
+        if self._known_prompts is None or not known:
+            self._known_prompts = known
+
+    def _say(self, report: StepReport) -> None:
+        if report.infeasible:
+            smallest = min(report.risk)
+            self._warn(
+                "infeasible",
+                f"no size meets the budget {report.budget:g}: at n={smallest} {report.risk[smallest]:.0%} of groups are "
+                f"expected to straggle. n={smallest} is kept; raise sagc.budget or sagc.threshold, or list smaller sizes.",
+            )
+        if not math.isnan(report.blind_share) and report.blind_share > BLIND_WARNING:
+            self._warn(
+                "blind",
+                f"in {report.blind_share:.0%} of groups the response limit {self._cap} hides any straggler "
+                f"(limit <= threshold * reference): the controller sees none and keeps the largest size. Lower "
+                f"sagc.threshold or set sagc.count_truncated=true.",
+            )
+
+    def _warn(self, key: str, message: str) -> None:
+        if key not in self._said:
+            self._said.add(key)
+            logger.warning("sagc: %s", message)
+
+    def fault(self, key: str, message: str, trace: bool = False) -> None:
+        """Count a fault; said in the log the first time that `key` has one."""
+        self.faults += 1
+        if key not in self._said:
+            self._said.add(key)
+            logger.error("sagc: %s", message, exc_info=trace)
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
+def _statuses(rollouts: StepRollouts, trained: set[str]) -> np.ndarray:
+    """object (R,): trained, failed, filtered (evicted by DAPO) or surplus; see records/tables.py."""
+    failed, rewards = rollouts.columns["failed"], rollouts.columns["reward"]
+    statuses = np.full(len(rollouts), "trained", dtype=object)
+    for uid, rows in rollouts.groups():
+        if uid in trained:
+            continue
+        known = rewards[rows][~failed[rows]]
+        # veRL filters groups whose metric is the same for all; what it discards else came too late.
+        silent = len(known) > 0 and bool(np.all(known == known[0]))
+        statuses[rows] = "filtered" if silent else "surplus"
+    statuses[failed] = "failed"
+    return statuses
