@@ -1,9 +1,10 @@
 """How well the controller does on real lengths: calibration, budgets kept, and life without a hand-set threshold.
 
-    python scripts/study_risk.py --data ../shared/data/lengths --out docs/study.md        everything, about 3 minutes on one core
-    python scripts/study_risk.py --part calibration                                       one part, on the terminal
+    python scripts/study_risk.py --data FOLDER --out docs/study.md --plots docs    everything, about 4 minutes
+    python scripts/study_risk.py --data FOLDER --part calibration                  one part, on the terminal
 
-The real tables are not part of the project; without them (--data, or SAGC_SHARED_DATA/lengths) only synthetic worlds are played.
+The real tables are not part of the project; without them (--data, or SAGC_SHARED_DATA/lengths) only synthetic worlds
+are played. --out keeps what the file says above its line of MARK and replaces the rest.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from sagc_verl.control import RISKS, Controller, EventModel, GroupBatch, SagcConfig, StepReport, parse_config
 from sagc_verl.replay.advice import worth
 from sagc_verl.replay.costs import Blended, cost_player, spread_player
@@ -30,6 +29,7 @@ from sagc_verl.replay.truth import true_risk
 from sagc_verl.replay.whatif import Outcome, play_steps
 from sagc_verl.replay.workloads import Workload
 
+MARK = "<!-- made by scripts/study_risk.py from here on -->"
 PROMPTS = 64
 SEED = 1
 THRESHOLD = 2.5
@@ -124,7 +124,7 @@ def calibration(data: Path | None) -> str:
             wide = (3, 4, 6, 8) if "R1" in world.name else (2, 3, 4, 6, 8, 11, 16, 24, 32)
             played = (4, 8)
             config = parse_config({"threshold": THRESHOLD}, max(wide))
-            _, truth = true_risk(world.workload, config, wide, 1, PROMPTS, SEED)
+            _, truth = true_risk(world.workload, config, wide, 1000, PROMPTS, SEED)
             learnt = models(config.gamma)
             events = EventModel(config.threshold, config.reference, False, config.gamma)
             predictions: dict[str, list[np.ndarray]] = {name: [] for name in learnt}
@@ -185,11 +185,32 @@ def tracking(data: Path | None) -> str:
     return "Error of the predicted risk at n = 4, 8 and 16, only 8 played, around the change:\n\n" + table(heads, rows)
 
 
+def memory(data: Path | None) -> str:
+    """How much a rate depends on the first groups of prompts that come back at every step."""
+    rows = []
+    for keyed in (False, True):
+        for name, world in worlds(data, keyed).items():
+            if name not in ("RL400", "RL800", "R1"):
+                continue
+            for n in (4, 8):
+                rates = []
+                for seed in range(1, 7):
+                    events = EventModel(THRESHOLD, "shrunk", False, 0.98)
+                    found = [
+                        events.observe(world.workload.draw(s, PROMPTS, n, seed).batch()).rate for s in range(1, 121)
+                    ]
+                    rates.append(float(np.mean(found[60:])))
+                rows.append([name, "yes" if keyed else "no", n, float(np.mean(rates)), f"{np.std(rates):.4f}"])
+    text = "Straggler rate of steps 61 to 120 over 6 seeds (pure chance alone gives a spread of .003 to .008):\n\n"
+    return text + table(("world", "prompts known", "n", "mean rate", "spread over seeds"), rows)
+
+
 # ---- budgets
 
 
 class Aimd(Controller):
-    """Additive increase, multiplicative decrease: a step up the list after 10 steps within the budget, half of n after 10 over it."""
+    """Additive increase, multiplicative decrease: a step up the list after 10 steps within the budget, half of n after
+    10 over it."""
 
     WINDOW = 10
 
@@ -318,8 +339,10 @@ def budgets(data: Path | None, every: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.
         "moves per 100 steps",
     )
     text = "Where some size is within the budget at every time, 1,000 steps each:\n\n" + table(heads, short)
-    text += "\nEach world (* over the budget by more than .01; excess in steps; recovery: steps from the change until 20 steps in a row "
-    text += "keep the budget on average):\n\n"
+    text += (
+        "\nEach world (* over the budget by more than .01; excess in steps; recovery: steps from the change until 20 "
+    )
+    text += "steps in a row keep the budget on average):\n\n"
     heads = (
         "world",
         "budget",
@@ -338,7 +361,8 @@ def budgets(data: Path | None, every: Sequence[float] = (0.05, 0.1, 0.2, 0.3, 0.
 
 
 def thresholds(data: Path | None) -> str:
-    """One setting for every world: what size does it lead to, is its own budget kept, how far from the best static size."""
+    """One setting for every world: what size does it lead to, is its own budget kept, how far from the best static
+    size."""
     steps = 300
     makers: dict[str, Callable[[SagcConfig, Sequence[int]], Player]] = {
         "threshold 2.5, budget .2": lambda config, sizes: sagc_player(config, sizes),
@@ -371,9 +395,9 @@ def thresholds(data: Path | None) -> str:
             rows[name].append(f"{outcome.mean_n:.1f}{over}")
             for i, utility in enumerate(WORTHS):
                 losses[name][i].append(1 - worth(outcome, max(world.sizes), utility) / max(values[i].values()))
-    text = "Mean n that one setting leads to (* its own budget is not kept). Loss: worth of groups per second against the best static "
-    text += "size of each world, mean and largest over the worlds, for two worths of a group, (n-1)/(n+3) and 1-1/n; default step "
-    text += "time:\n\n"
+    text = "Mean n that one setting leads to (* its own budget is not kept). Loss: worth of groups per second against "
+    text += "the best static size of each world, mean and largest over the worlds, for two worths of a group, "
+    text += "(n-1)/(n+3) and 1-1/n; default step time:\n\n"
     shown = [
         [name, *values, *(f"{np.mean(part):.1%}, {np.max(part):.1%}" for part in losses[name])]
         for name, values in rows.items()
@@ -407,6 +431,7 @@ def mean_cost(world: World, base: SagcConfig, cost: str, n: int) -> float:
 PARTS: dict[str, tuple[str, Callable[[Path | None], str]]] = {
     "calibration": ("Is P(straggler | n) right?", calibration),
     "tracking": ("Does it follow a change?", tracking),
+    "memory": ("Does a remembered reference settle?", memory),
     "budgets": ("Is the budget kept?", budgets),
     "thresholds": ("Without a hand-set threshold", thresholds),
 }
@@ -462,22 +487,40 @@ def data_folder(asked: str | None) -> Path | None:
     return folder
 
 
+def write_parts(path: Path, texts: dict[str, str]) -> None:
+    """Replace these parts below MARK; other parts and everything above stay."""
+    old = path.read_text(encoding="utf-8") if path.is_file() else "# What the study shows\n\n"
+    above, _, below = old.partition(MARK)
+    kept = {}
+    for block in below.split("\n## ")[1:]:
+        name = next((name for name, (title, _) in PARTS.items() if block.startswith(title)), None)
+        if name is not None:
+            kept[name] = "## " + block
+    kept.update(texts)
+    body = "\n\n".join(kept[name].strip() for name in PARTS if name in kept)
+    aside = path.with_name(f".{path.name}.new")
+    aside.write_text(f"{above}{MARK}\n\n{body}\n", encoding="utf-8")
+    os.replace(aside, path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data", help="folder of the three length tables")
     parser.add_argument("--part", choices=PARTS, action="append", help="only this part (may be given more than once)")
-    parser.add_argument("--parts-dir", help="also write each part's tables here, as PART.md")
+    parser.add_argument("--out", help="write the tables into this Markdown file")
     parser.add_argument("--plots", help="folder for the plots")
     arguments = parser.parse_args()
     data = data_folder(arguments.data)
+    texts: dict[str, str] = {}
     for name in arguments.part or PARTS:
         started = time.perf_counter()
         title, run = PARTS[name]
         text = f"## {title}\n\n`python scripts/study_risk.py --part {name}`\n\n{run(data)}"
         print(text)
         print(f"study: {name} took {time.perf_counter() - started:.0f} s", file=sys.stderr)
-        if arguments.parts_dir:
-            Path(arguments.parts_dir, f"{name}.md").write_text(text, encoding="utf-8")
+        texts[name] = text
+    if arguments.out:
+        write_parts(Path(arguments.out), texts)
     if arguments.plots:
         for file in plot_budgets(data, Path(arguments.plots)):
             print(f"study: plot {file}", file=sys.stderr)

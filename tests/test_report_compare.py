@@ -184,3 +184,29 @@ def test_other_settings_that_differ_are_named_beside_the_verdict(place: Path, tm
     (contrast,) = contrasts(compare_runs([place / "sagc", engineered]))
     assert contrast.spoiled == ()
     assert "(they also differ in actor_rollout_ref.actor.use_dynamic_bsz): " in contrast.sentence()
+
+
+def test_rates_of_different_events_are_not_compared(place: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "other", sizes=(8,), sagc__threshold=4.0)
+    found = compare_runs([place / "sagc", other])
+    assert any(line.startswith("straggler event, so not in straggler rates: ") for line in found.incomparable)
+    (contrast,) = contrasts(found)
+    assert contrast.spoiled == ()
+    assert "straggler_rate" not in [measure.key for measure, _ in contrast.changes]
+    assert "step_seconds" in [measure.key for measure, _ in contrast.changes]
+
+
+def test_a_comparator_with_another_model_is_none(place: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "static8", sizes=(8,), actor_rollout_ref__model__path="models/big")
+    (sentence,) = compare_runs([place / "sagc", other]).missing
+    assert "static n=8, its largest size" in sentence
+
+
+def test_a_narrow_terminal_never_cuts_a_number(found: Comparison) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    render_table(found, console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    for setting in found.settings:
+        assert BY_KEY["reward_per_second"].form(setting.values["reward_per_second"].value) in text
+        assert BY_KEY["rollouts"].form(setting.values["rollouts"].value) in text
+    assert max(map(len, text.splitlines()[:5])) <= 80

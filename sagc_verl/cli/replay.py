@@ -12,7 +12,7 @@ def replay(
     sources: Annotated[
         list[str],
         typer.Argument(
-            help="A run's directory, a table of lengths (csv, parquet), a log from import-log, or lognormal, calm, runaways, "
+            help="A run's directory, a table of lengths (csv, parquet), a veRL log, or lognormal, calm, runaways, "
             "drift, shift, two_sources. Several are mixed in every batch.",
             metavar="SOURCE...",
         ),
@@ -22,18 +22,18 @@ def replay(
         int | None, typer.Option("--n", help="rollout.n, the largest size; for a log, what it was made with.")
     ] = None,
     budget: Annotated[
-        float | None, typer.Option(help="Share of groups with a straggler allowed. [default: 0.2]")
+        float | None, typer.Option(help="Share of groups with a straggler allowed. (default: 0.2)")
     ] = None,
     threshold: Annotated[
-        float | None, typer.Option(help="A straggler is this many times longer than usual. [default: 2.5]")
+        float | None, typer.Option(help="A straggler is this many times longer than usual. (default: 2.5)")
     ] = None,
-    rule: Annotated[str | None, typer.Option(help="feasible or drift_penalty. [default: feasible]")] = None,
+    rule: Annotated[str | None, typer.Option(help="feasible or drift_penalty. (default: feasible)")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other sagc key, e.g. --set gamma=0.95.", metavar="KEY=VALUE")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps. [default: those on record, else 400]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps. (default: those on record, else 400)")] = None,
     prompts: Annotated[
-        int | None, typer.Option(help="Prompts per step. [default: as recorded; a table: up to 64]")
+        int | None, typer.Option(help="Prompts per step. (default: as recorded; a table: up to 64)")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same replay to the bit.")] = 0,
     then: Annotated[
@@ -64,21 +64,22 @@ def replay(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every number, unrounded.")] = False,
 ) -> None:
-    """What would SAGC have done? Lengths on record, played step by step to the controller that training uses.
+    """What would SAGC have done? Lengths on record, played to the very controller.
 
-    Beside it: static sizes, an oracle that knows the true risk, dynamic sampling, over-sampling that keeps the first
-    finishers, and longest-predicted-first order. Groups of up to as many rollouts as there are samples of a prompt are drawn
-    without assuming a law; larger ones say so.
+    Beside it: static sizes, an oracle that knows the true risk, dynamic
+    sampling, over-sampling that keeps the first finishers, and
+    longest-predicted-first order. Groups of up to as many rollouts as there
+    are samples of a prompt are drawn without assuming a law; larger ones say so.
 
     \b
     Examples:
       sagc-verl replay outputs/my_run --sizes 4,8,16 --budget 0.2
       sagc-verl replay lengths.csv --threshold 3 --plot replay.html
       sagc-verl replay step400.csv --then step800.csv --at 300 --ramp 200
-      sagc-verl replay frame.parquet --n 5          (frame.parquet: from import-log)
-      sagc-verl replay runaways:runaway=0.05 --steps 1000 --prompts 512 --slots 256
+      sagc-verl replay train.log --n 5
+      sagc-verl replay runaways:runaway=0.05 --prompts 512 --slots 256
     """
-    from sagc_verl.cli.terminal import print_json, stdout_console, with_progress
+    from sagc_verl.cli.terminal import print_json, progress, stdout_console
     from sagc_verl.replay import request
     from sagc_verl.replay.comparison import Plan, compare_steps
     from sagc_verl.replay.plots import check_plot_path, plot_comparison
@@ -104,8 +105,10 @@ def replay(
     time, time_lines = choose_step_time(sources, time_from, workload.unit, engines, slots)
     comparison, iterator, total = compare_steps(workload, plan, time)
     comparison.notes += size_plan.messages
-    for _ in with_progress(iterator, "replaying", total):
-        pass
+    with progress("replaying") as watch:
+        for done, _ in enumerate(iterator, start=1):
+            if watch is not None and done % 64 == 0:
+                watch(done / total)
     if plot is not None:
         plot_comparison(comparison, plot)
         print(f"plot: {plot}", file=sys.stderr)

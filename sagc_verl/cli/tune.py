@@ -16,7 +16,7 @@ def tune(
     sizes: Annotated[
         list[str] | None,
         typer.Option(
-            help="A list of sizes to try; may be given more than once. [default: two lists up to n]", metavar="4,8,16"
+            help="A list of sizes to try; may be given more than once. (default: two lists up to n)", metavar="4,8,16"
         ),
     ] = None,
     thresholds: Annotated[str, typer.Option(help="Thresholds to try.", metavar="2,2.5,3")] = "1.5,2,2.5,3,4",
@@ -25,9 +25,9 @@ def tune(
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other sagc key, e.g. --set gamma=0.95.", metavar="KEY=VALUE")
     ] = None,
-    steps: Annotated[int | None, typer.Option(help="Training steps. [default: those on record, else 400]")] = None,
+    steps: Annotated[int | None, typer.Option(help="Training steps. (default: those on record, else 400)")] = None,
     prompts: Annotated[
-        int | None, typer.Option(help="Prompts per step. [default: as recorded; a table: up to 64]")
+        int | None, typer.Option(help="Prompts per step. (default: as recorded; a table: up to 64)")
     ] = None,
     seed: Annotated[int, typer.Option(help="The same seed gives the same answer.")] = 0,
     then: Annotated[
@@ -50,18 +50,20 @@ def tune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every setting tried.")] = False,
 ) -> None:
-    """Which threshold, budget and sizes suit this workload: a grid, its front, and one line to paste, with the reason.
+    """Which threshold, budget and sizes suit this workload: a line to paste, and why.
 
-    It also says when SAGC is not worth turning on. Thresholds define different events, so settings are compared by the
-    straggler rate at one threshold, 2.5.
+    A small grid is replayed; shown is its front of rollouts per step, straggler
+    rate and step time. Thresholds define different events, so all settings are
+    judged by the straggler rate at one threshold, 2.5. It also says when SAGC is
+    not worth turning on.
 
     \b
     Examples:
       sagc-verl tune outputs/my_run
       sagc-verl tune lengths.csv --n 8 --thresholds 2,3 --budgets 0.1,0.2
-      sagc-verl tune step400.csv --then step800.csv --at 200 --plot front.html
+      sagc-verl tune a.csv --then b.csv --at 200 --plot front.html
     """
-    from sagc_verl.cli.terminal import print_json, stdout_console, with_progress
+    from sagc_verl.cli.terminal import print_json, progress, stdout_console
     from sagc_verl.control import UTILITIES, parse_config
     from sagc_verl.control.sizes import default_n_min
     from sagc_verl.replay import request
@@ -102,8 +104,10 @@ def tune(
         seed=seed,
         utility=utility,
     )
-    for _ in with_progress(iterator, "tuning", total):
-        pass
+    with progress("tuning") as watch:
+        for done, _ in enumerate(iterator, start=1):
+            if watch is not None and done % 64 == 0:
+                watch(done / total)
     if plot is not None:
         plot_tuning(tuning, plot)
         print(f"plot: {plot}", file=sys.stderr)

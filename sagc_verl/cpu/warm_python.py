@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Client of the warm interpreter (warm.py): `warm_python.py -c CODE ...`, `-m MODULE ...` or `SCRIPT ...`.
 
-Ray and multiprocessing run this in place of `python`. It asks the warm server to fork, passes on arguments, environment,
-directory and open files, waits, and exits as the fork does. Without a server it becomes the real interpreter.
+Ray and multiprocessing run this in place of `python`. It asks the warm server to fork, passes on arguments,
+environment, directory and open files, waits, and exits as the fork does. Without a server it becomes the real
+interpreter.
 Standard library only, and little of it: this is what every process of a run starts with.
 """
 
@@ -47,7 +48,7 @@ def become_real(arguments):
 
 
 def main(arguments):
-    server = os.environ.get(SERVER)
+    server = os.environ.get(SERVER, "")
     if not server or not can_fork(arguments) or os.environ.get(RAY_JOB, FIRST_JOB) != FIRST_JOB:
         become_real(arguments)
     files = open_files()

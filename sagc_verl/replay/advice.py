@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from sagc_verl.control import UTILITIES
@@ -11,7 +13,7 @@ from sagc_verl.replay.whatif import Outcome
 LITTLE = 0.02
 """Gains below this share are called none."""
 TOLERANCE = 0.01
-"""A straggler rate this far above its budget still counts as kept (a thousand groups cannot tell it apart)."""
+"""A straggler rate this far above its budget still counts as kept, or further where so few groups cannot tell."""
 
 
 def worth(outcome: Outcome, n_max: int, utility: str = "snr", rho: float = 4.0) -> float:
@@ -23,7 +25,9 @@ def worth(outcome: Outcome, n_max: int, utility: str = "snr", rho: float = 4.0) 
 
 
 def keeps_budget(outcome: Outcome) -> bool:
-    return outcome.rate <= outcome.budget + TOLERANCE
+    """The rate is within the budget, up to TOLERANCE or two standard errors of its groups."""
+    chance = 2 * math.sqrt(outcome.budget * (1 - outcome.budget) / max(1, outcome.groups))
+    return outcome.rate <= outcome.budget + max(TOLERANCE, chance)
 
 
 def verdict(comparison: Comparison) -> list[str]:
@@ -35,16 +39,19 @@ def verdict(comparison: Comparison) -> list[str]:
     at_largest = sagc.sizes.get(sizes[-1], 0) / sagc.steps
     if at_largest > 0.98:
         lines.append(
-            f"Not worth turning on with these settings: static {sizes[-1]} has a straggler rate of {largest.rate:.3f}, within the "
+            f"Not worth turning on with these settings: static {sizes[-1]} has a straggler rate of "
+            f"{largest.rate:.3f}, within the "
             f"budget of {sagc.budget:g}, so SAGC keeps the largest size and changes nothing."
         )
     elif sagc.infeasible > sagc.steps / 2:
         lines.append(
             f"The budget cannot be met: even n={sizes[0]} straggles in {_smallest_rate(comparison):.3f} of its groups "
-            f"(budget {sagc.budget:g}). SAGC plays the smallest size; raise the threshold or the budget, or allow smaller sizes."
+            f"(budget {sagc.budget:g}). SAGC plays the smallest size; raise the threshold or the budget, or allow "
+            f"smaller sizes."
         )
     else:
-        kept = "is kept" if keeps_budget(sagc) else "is NOT kept"
+        within = ", as far as so few groups can tell" if sagc.rate > sagc.budget + TOLERANCE else ""
+        kept = f"is kept{within}" if keeps_budget(sagc) else "is NOT kept"
         lines.append(
             f"The budget {kept}: {sagc.rate:.3f} of groups straggle (budget {sagc.budget:g}, static {sizes[-1]}: "
             f"{largest.rate:.3f}). Steps are {saved:.1%} shorter with {lost:.1%} fewer rollouts."
@@ -55,7 +62,8 @@ def verdict(comparison: Comparison) -> list[str]:
     modelled = max(comparison.outcomes, key=lambda outcome: outcome.modelled_share)
     if modelled.modelled and comparison.workload.recorded:
         lines.append(
-            f"Groups of up to {comparison.workload.recorded} were drawn from samples on record; larger ones partly from a fitted "
+            f"Groups of up to {comparison.workload.recorded} were drawn from samples on record; larger ones partly "
+            f"from a fitted "
             f"law ({modelled.name}: {modelled.modelled_share:.0%} of rollouts)."
         )
     return lines
@@ -74,7 +82,8 @@ def _against_static(comparison: Comparison, saved: float) -> list[str]:
     faster = sagc.seconds_per_step / near.seconds_per_step - 1
     if abs(faster) < LITTLE and abs(near.rate - sagc.rate) < 2 * TOLERANCE:
         lines.append(
-            f"{near.name} would do the same here: {near.seconds_per_step:.4g} s a step at a rate of {near.rate:.3f}. SAGC finds "
+            f"{near.name} would do the same here: {near.seconds_per_step:.4g} s a step at a rate of {near.rate:.3f}. "
+            f"SAGC finds "
             "that size by itself and follows when lengths change; on lengths that stay as they are it is not faster."
         )
     else:

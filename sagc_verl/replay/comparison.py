@@ -98,7 +98,7 @@ class Comparison:
 
 
 def compare_steps(workload: Workload, plan: Plan, time: StepTime) -> tuple[Comparison, Iterator[None], int]:
-    """A comparison to be filled by running the iterator, which yields after every step of every line; and about how often."""
+    """A comparison, the iterator that fills it (yields after every step of every line), and about how often."""
     comparison = Comparison(workload, plan, time, notes=list(workload.notes))
     lines = 3 + len(plan.sizes) + (4 if plan.baselines else 0)
     return comparison, _run(comparison), lines * plan.steps

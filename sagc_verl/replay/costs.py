@@ -2,19 +2,19 @@
 
 Each trial is a pair of an event model and a risk model that the very ``Controller`` works with.
 
-    spread threshold     tau_t = exp(k * sigma_t),  sigma_t: running robust spread of log (L / reference) within groups
-                         ("longer than k usual spreads")
+    spread threshold   tau_t = exp(k * sigma_t),  sigma_t: running robust spread of log (L / reference) within groups
+                       ("longer than k usual spreads")
 
     cost of a group, in [0, 1], in place of its event; the budget is the mean cost allowed
-        stall            (longest - second longest) / longest       only the longest rollout is still running
-        wait             max(0, 1 - reference / longest)            time past the usual length
-        idle             1 - mean / longest                         slot time lost to waiting for the longest
+        stall          (longest - second longest) / longest       only the longest rollout is still running
+        wait           max(0, 1 - reference / longest)            time past the usual length
+        idle           1 - mean / longest                         slot time lost to waiting for the longest
 
-    expected cost of n   from a fading histogram of z = log (L / reference) over all rollouts, as if those of a group were
-                         independent draws from it; blended with what the size itself has shown (``blended``)
+    expected cost      from a fading histogram of z = log (L / reference) over all rollouts, as if those of a group
+    of size n          were independent draws from it, corrected by what the size itself has shown as in ``Blended``
 
-``Blended`` is a risk model for events: the beta-binomial risk is the prior of each size, worth PRIOR_GROUPS groups, and what the
-size itself has shown fades by gamma as everything does.
+``Blended`` is a risk model for events: the beta-binomial risk is the prior of each size, worth PRIOR_GROUPS groups, and
+what the size itself has shown fades by gamma as everything does.
 """
 
 from __future__ import annotations

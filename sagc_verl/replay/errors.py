@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class SourceError(ValueError):
-    """Lengths or timings cannot be used as they are; the message names the file, what is wrong and what would be right."""
+    """Lengths or timings cannot be used as they are; the message names the file and what is wrong."""

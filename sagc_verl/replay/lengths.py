@@ -1,11 +1,12 @@
 """Groups of any size from a few samples per prompt.
 
-A group of n takes n different samples of its prompt, every subset being equally likely: no law is assumed. Where a prompt
-has fewer than n samples, all of them are used and the rest comes from a fitted law, and the draw counts how many did:
+A group of n takes n different samples of its prompt, every subset being equally likely: no law is assumed. Where a
+prompt has fewer than n samples, all are used and the rest comes from a fitted law; the draw counts how many did:
 
-    log L = mu_p + sigma_p * z                       mu_p: mean log length of the prompt
-    sigma_p^2: the prompt's own variance, shrunk towards the mean variance as if that were WEIGHT further samples
-    z: pooled standardised residuals of all prompts;  beyond their 98th percentile exponential, so that L has a Pareto tail
+    log L      = mu_p + sigma_p * z
+    mu_p       mean log length of the prompt
+    sigma_p^2  the prompt's own variance, shrunk towards the mean variance as if that were WEIGHT further samples
+    z          pooled standardised residuals of all prompts; beyond the 98th percentile exponential (L: Pareto tail)
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""Who chooses the size, and how the rollouts of a step are collected. Every player observes through a real ``Controller``.
+"""Who chooses the size, and how the rollouts of a step are collected.
 
-sagc                 the controller as configured
-static n             policy=static
-oracle               rule=feasible told the true risk, no warm-up, a move at every step: what learning costs is the rest
-n + dynamic          dynamic sampling (DAPO): groups whose scores are all equal are thrown away, the batch is refilled
-first k of n         over-sampling: n rollouts are started, a group is complete with its k first finishers, the others are
-                     stopped; it trains on short answers, so its length bias is shown
-longest first        the rollouts of static n, submitted by predicted length: only where rollouts wait for slots
+Every player observes through a real ``Controller``.
+
+    sagc            the controller as configured
+    static n        policy=static
+    oracle          rule=feasible told the true risk, no warm-up, free to move at every step: the rest is what learning
+                    costs
+    n + dynamic     dynamic sampling (DAPO): groups whose scores are all equal are thrown away, the batch is refilled
+    first k of n    over-sampling: n rollouts are started, a group is complete with its k first finishers, the others
+                    are stopped; it trains on short answers, so its length bias is shown
+    longest first   the rollouts of static n, submitted by predicted length; differs only where rollouts wait for slots
 """
 
 from __future__ import annotations

@@ -28,12 +28,12 @@ _COLUMNS = ["step", "uid", "prompt_index", "data_source", "response_tokens", "tr
 
 
 class RunWorkload:
-    """Rollouts on record. A group of n takes n different rollouts of a recorded group; its prompt, source and step stay."""
+    """Rollouts on record. A group of n takes n different rollouts of a group, which keeps prompt, source and step."""
 
     unit = "tokens"
 
     def __init__(self, name: str, table: LengthTable, first_row: np.ndarray, steps: np.ndarray, played_n: int):
-        """first_row int (T+1,): groups of the t-th recorded step are rows first_row[t] .. first_row[t+1] of the table."""
+        """first_row int (T+1,): groups of the t-th recorded step are rows first_row[t] .. first_row[t+1] - 1."""
         self.name = name
         self.table = table
         self._first_row = first_row
@@ -46,7 +46,8 @@ class RunWorkload:
         self.notes: list[str] = []
         if table.recorded < played_n:
             self.notes.append(
-                f"recorded groups hold {table.recorded} to {played_n} rollouts: a larger n than a group holds is filled from a "
+                f"recorded groups hold {table.recorded} to {played_n} rollouts: a larger n than a group holds is "
+                f"filled from a "
                 "fitted law"
             )
 
@@ -73,7 +74,7 @@ def run_workload(run: Run, signal: str = "tokens", cap: float | None = None) -> 
         SourceError: it holds no rollouts that can be used.
     """
     columns = [*_COLUMNS, "generate_s"] if signal == "seconds" else _COLUMNS
-    frame = run.table("rollouts", columns=columns)
+    frame: Any = run.table("rollouts", columns=columns)
     length_column = "generate_s" if signal == "seconds" else "response_tokens"
     lengths = frame[length_column].to_numpy(np.float64, na_value=np.nan)
     used = np.isfinite(lengths) & (lengths > 0) & (frame["status"].astype(object) != "failed").to_numpy(bool)
@@ -138,8 +139,8 @@ def _cap(info: Mapping[str, Any]) -> float | None:
 class LogWorkload:
     """A log knows only mean, longest and cut-off share of each step's lengths; the rest is a stated law.
 
-    log L ~ N(mu, s^2) with the recorded mean, and the recorded longest as the expected longest of the step's rollouts (where
-    the cap was hit: with the recorded cut-off share beyond the cap). BETWEEN_SHARE of s^2 lies between prompts.
+    log L ~ N(mu, s^2) with the recorded mean, and the recorded longest as the usual longest of so many rollouts; where
+    the cap was hit, with the recorded cut-off share beyond the cap. BETWEEN_SHARE of s^2 lies between prompts.
     """
 
     unit = "tokens"
@@ -168,7 +169,8 @@ class LogWorkload:
             raise SourceError(f"{name}: no step with usable response lengths")
         count = 1024.0 if rollouts is None else float(np.nanmedian(rollouts[good]))
         self.notes = [
-            "a log holds no single rollouts: every length is drawn from a lognormal law that matches each step's mean and longest; "
+            "a log holds no single rollouts: every length is drawn from a lognormal law that matches each step's mean "
+            "and longest; "
             f"{BETWEEN_SHARE:.0%} of its variance is taken to lie between prompts"
         ]
         if rollouts is None:
@@ -206,8 +208,11 @@ class LogWorkload:
 def _lognormal(
     mean: np.ndarray, longest: np.ndarray, clipped: np.ndarray, count: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """mu, sigma float64 (T,) with that mean and with ``longest`` at the quantile that the longest of ``count`` has, or, where
-    rollouts were cut off, at the quantile 1 - clipped. From log longest - log mean = s z - s^2 / 2, the smaller root."""
+    """mu, sigma float64 (T,) with that mean and with ``longest`` at the quantile that the longest of ``count`` has.
+
+    Where rollouts were cut off ``longest`` is at the quantile 1 - clipped. log longest - log mean = s z - s^2 / 2 is
+    solved for its smaller root.
+    """
     beyond = np.where(clipped > 0, clipped, 0.56 / count)  # 0.56 / count: median rank of the largest, about
     z = np.array([NormalDist().inv_cdf(1 - min(max(share, 1e-9), 0.45)) for share in beyond])
     gap = np.log(longest / mean)

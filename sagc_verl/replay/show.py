@@ -42,7 +42,8 @@ def show_comparison(comparison: Comparison, time_lines: list[str], console: Cons
 
     plan, workload = comparison.plan, comparison.workload
     console.print(
-        f"[bold]{workload.name}[/bold]: {plan.steps} steps of {plan.prompts} prompts, threshold {plan.config.threshold:g}, "
+        f"[bold]{workload.name}[/bold]: {plan.steps} steps of {plan.prompts} prompts, threshold "
+        f"{plan.config.threshold:g}, "
         f"budget {plan.config.budget:g}, sizes {' '.join(map(str, plan.sizes))}, seed {plan.seed}"
     )
     console.print(f"lengths: {drawn_how(comparison)}; unit: {workload.unit}")
@@ -91,7 +92,8 @@ def show_comparison(comparison: Comparison, time_lines: list[str], console: Cons
         table.add_row(*cells, style="bold" if outcome.kind == "sagc" else None)
     console.print(table)
     console.print(
-        "* above the budget; largest excess in steps; waiting: share of slot time that rollouts of a group wait for its longest"
+        "* above the budget; largest excess in steps; waiting: share of slot time that rollouts of a group wait for "
+        "its longest"
     )
     if comparison.true_risk:
         risks = "  ".join(f"{size}: {risk:.3f}" for size, risk in comparison.true_risk.items())

@@ -1,4 +1,4 @@
-"""What the user named -> a workload: a run's records, a table of lengths, an imported log, or a named synthetic workload."""
+"""What the user named -> a workload: a run, a table of lengths, a veRL log, or a named synthetic workload."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def open_source(
 
     Args:
         text: a run directory, a csv or parquet file, a veRL log, or the name of a synthetic workload.
-        unit: tokens, characters or seconds, where the source does not say. For a run, "seconds" replays generation times.
+        unit: tokens, characters or seconds, where the source does not say; a run's generation times with "seconds".
         cap: the largest length possible, where the source does not say.
         n: rollouts per prompt that a log was made with.
         keyed: the prompts of a table are recognised when they come back.
@@ -81,7 +81,7 @@ def step_time_of(text: str, engines: int = 1, slots: int = 0) -> Fit:
 def choose_step_time(
     sources: Sequence[str], time_from: str | None, unit: str, engines: int | None, slots: int | None
 ) -> tuple[StepTime, list[str]]:
-    """The step-time model of a replay: as asked, else fitted to the source, else the defaults; with what to say about it.
+    """The step-time model of a replay (as asked, else fitted to the source, else the defaults) and what to say of it.
 
     Raises:
         SourceError: a model was asked for that cannot be had.
@@ -99,7 +99,8 @@ def choose_step_time(
         for text in sources:
             try:
                 fit = step_time_of(text, engines or 1, slots or 0)
-            except (SourceError, OSError):
+            except (SourceError, OSError) as error:
+                lines += [str(error)] if Path(text).expanduser().is_dir() else []
                 continue
             lines, model = [fit.line(), *fit.notes], fit.model
             break

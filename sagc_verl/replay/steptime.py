@@ -1,11 +1,13 @@
 """What a step costs, in seconds.
 
     generation    max over engines e of  ( overhead + a * I_e + b * tokens_e )
-                  I_e: decode iterations of the engine = longest rollout, when all run at once; with more rollouts than slots,
-                       the makespan of continuous batching (a freed slot takes the next rollout in order)
-                  a: seconds of an iteration however few rollouts run;  b: seconds per token on one engine
-    log-prob      logprob * trained tokens,   update   update * trained tokens       (prompt tokens included in both)
-    sync          constant;   other: constant (reward, advantages, the rest)
+        I_e       decode iterations of the engine: its longest rollout, when all run at once; with more rollouts than
+                  slots, the makespan of continuous batching (a freed slot takes the next rollout in order)
+        a         seconds of an iteration however few rollouts run
+        b         seconds per token on one engine
+    log-prob      logprob * trained tokens      (prompt tokens included)
+    update        update * trained tokens       (prompt tokens included)
+    sync, other   constants (weight sync; reward, advantages and the rest)
 
 Rollouts go to the engines in turn. Lengths are in the workload's unit; with seconds as unit a = 1 and b = 0.
 """
@@ -30,7 +32,7 @@ HEAP_BELOW = 48
 
 @dataclass(frozen=True)
 class StepTime:
-    """The constants of the module's box. The defaults are ours: of the order of an 8B model on eight engines; fit your own."""
+    """The constants of the module's box. The defaults are ours (an 8B model on eight engines, about)."""
 
     a: float = 0.012
     b: float = 4e-5
@@ -61,7 +63,7 @@ class StepTime:
                 raise SourceError(f"step time: {item.name}={value}: must be a number of at least {low}")
 
     def generation(self, lengths: np.ndarray, order: np.ndarray | None = None) -> float:
-        """Seconds to generate rollouts of these lengths, float64 (R,), submitted in this order (or in ``order``, indices)."""
+        """Seconds to generate rollouts of these lengths, float64 (R,), in this order or in ``order`` (indices)."""
         if order is not None:
             lengths = lengths[order]
         per_engine = _deal(lengths, self.engines)

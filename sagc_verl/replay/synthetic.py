@@ -1,10 +1,11 @@
 """Named workloads with known laws: lognormal lengths, runaways, drift, regime shift, sources of different length.
 
-    log L_i of prompt p  ~  N(log median + between * u_p, within^2),   u_p ~ N(0, 1) fixed per prompt
-    a rollout runs away with probability q_p = runaway * g_p,  g_p ~ Gamma(shape) / shape (prompts differ);  its length is
-        multiplied by a factor uniform in [3, 10]
-    L is cut at cap; score is 1 with the prompt's own probability, 0 for runaways and truncated rollouts
-    drift, shift: every number goes from its value to its ``to_`` value, slowly or at once
+    log L of prompt p  ~  N(log median + between * u_p, within^2),    u_p ~ N(0, 1) fixed per prompt
+    runaways              with probability runaway * g_p, g_p ~ Gamma(shape) / shape (prompts differ), a length is
+                          multiplied by a factor uniform in [3, 10]
+    cap                   L is cut there
+    score                 1 with the prompt's own probability; 0 for runaways and truncated rollouts
+    drift, shift          numbers go from their value to their ``to_`` value, slowly or at once
 
 Parameters are set after a colon: ``runaways:runaway=.05,within=.4,prompts=4096``.
 """

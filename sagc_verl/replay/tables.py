@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ def read_frame(path: Path) -> pd.DataFrame:
         frame = pd.read_parquet(path) if path.name.endswith(".parquet") else pd.read_csv(path)
     except OSError as error:
         raise SourceError(f"{path}: {error.strerror or error}") from None
-    except (ValueError, EOFError) as error:  # what pandas and pyarrow raise for damaged content derives from ValueError
+    except (ValueError, EOFError, zlib.error) as error:  # pandas and pyarrow raise kinds of ValueError for bad content
         what = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SourceError(f"{path}: cannot be read as a table: {what}") from None
     if frame.empty:
@@ -84,7 +85,7 @@ def table_from_frame(
 
     prompt_column = _column(frame, name, PROMPT_NAMES, "prompts")
     length_column = _column(frame, name, LENGTH_UNITS, "lengths")
-    lengths = pd.to_numeric(frame[length_column], errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    lengths = _numbers(frame[length_column])
     _refuse_rows(name, length_column, frame, ~np.isfinite(lengths), "is not a number")
     _refuse_rows(name, length_column, frame, lengths <= 0, "is not above zero")
     if frame[prompt_column].isna().any():
@@ -107,13 +108,13 @@ def table_from_frame(
 
     scores, truncated, sources = column(SCORE_NAMES), column(TRUNCATED_NAMES), column(SOURCE_NAMES)
     if scores is not None:
-        scores = pd.to_numeric(pd.Series(scores), errors="coerce").to_numpy(np.float64, na_value=np.nan)
+        scores = _numbers(pd.Series(scores))
         if np.isnan(scores).any():
             notes.append(f"{name}: scores are missing in {int(np.isnan(scores).sum())} rows, so none are used")
             scores = None
     lengths, prompt_of = lengths[kept], pd.factorize(prompt_of[kept])[0]
     first = np.unique(prompt_of, return_index=True)[1]
-    flags = None if truncated is None else pd.array(truncated, dtype="boolean").fillna(False).to_numpy(bool)
+    flags = None if truncated is None else _flags(truncated, name)
     if cap is not None and (lengths > cap).any():
         raise SourceError(f"{name}: cap {cap:g} is below the longest length, {lengths.max():g}")
     if cap is not None and flags is None:
@@ -132,6 +133,25 @@ def table_from_frame(
     if table.num_prompts == 1:
         notes.append(f"{name}: a single prompt: what it says holds for that prompt only")
     return table, unit, notes
+
+
+def _numbers(column: Any) -> np.ndarray:
+    """float64 (R,), NaN for whatever is no number."""
+    import pandas as pd
+
+    numeric: Any = pd.to_numeric(column, errors="coerce")
+    return numeric.to_numpy(np.float64, na_value=np.nan)
+
+
+def _flags(values: Any, name: str) -> np.ndarray:
+    """bool (R,); empty ones are false."""
+    import pandas as pd
+
+    try:
+        found: Any = pd.array(values, dtype="boolean")
+    except (TypeError, ValueError):
+        raise SourceError(f"{name}: the column of truncated rollouts must hold true and false") from None
+    return found.fillna(False).to_numpy(bool)
 
 
 def _text(value: Any) -> str | None:

@@ -1,10 +1,11 @@
 """The step-time model from recorded timings: a run's steps table or an imported veRL log.
 
-    generation_t ~ overhead + a * longest_t + (b / engines) * tokens_t;      log-prob_t ~ logprob * total tokens_t;     update alike
-    sync, other: medians of what is recorded
+    generation_t  ~  overhead + a * longest_t + (b / engines) * tokens_t
+    log-prob_t    ~  logprob * total tokens_t;    update_t alike
+    sync, other      medians of what is recorded
 
-Least absolute deviations (a slow step or two must not bend the line), no constant below zero. Every fifth step is held back:
-the error is what the fit says of those.
+Least absolute deviations (a slow step or two must not bend the line), no constant below zero. Every fifth step is held
+back: the error is what the fit says of those.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 HELD_BACK_EVERY = 5
 MIN_STEPS = 10
+STEADY = 0.02
+"""Longest rollouts that vary by less than this share over the steps say nothing of what they cost."""
 _LONGEST = ("response_length/max",)
 _GENERATION = ("timing_s/gen", "timing_s/generate_sequences")
 _LOGPROB = ("timing_s/old_log_prob", "timing_s/ref", "timing_s/values", "timing_s/compute_log_prob")
@@ -51,7 +54,8 @@ class Fit:
     def line(self) -> str:
         step = "" if np.isnan(self.step_error) else f", whole step {100 * self.step_error:.1f}%"
         return (
-            f"generation = {self.model.overhead:.3g} + {self.model.a:.3g} * longest + {self.model.b / self.model.engines:.3g} "
+            f"generation = {self.model.overhead:.3g} + {self.model.a:.3g} * longest + "
+            f"{self.model.b / self.model.engines:.3g} "
             f"* tokens; median error on {self.held_back} held-back steps {100 * self.generation_error:.1f}%{step} "
             f"(a constant: {100 * self.constant_error:.1f}%)"
         )
@@ -114,12 +118,12 @@ def fit_step_time(frame: pd.DataFrame, name: str, engines: int = 1, slots: int =
         raise SourceError(
             f"{name}: no step time can be fitted: timings of {good.sum()} steps, at least {MIN_STEPS} needed"
         )
-    frame, generation, longest, tokens = frame[good], generation[good], longest[good], tokens[good]
+    frame, generation, longest, tokens = frame.loc[good], generation[good], longest[good], tokens[good]
     held = np.arange(len(generation)) % HELD_BACK_EVERY == HELD_BACK_EVERY - 1
 
     notes = []
     features = np.column_stack([np.ones(len(longest)), longest, tokens])
-    if np.ptp(longest[~held]) < 1e-3 * longest.mean():
+    if longest[~held].std() < STEADY * longest.mean():
         features[:, 1] = 0.0
         notes.append(
             "the longest rollout is the same at every step (the cap): what it costs cannot be told from a constant"
@@ -182,7 +186,7 @@ def _per_token(seconds: np.ndarray | None, tokens: np.ndarray, used: np.ndarray)
 
 
 def least_absolute(features: np.ndarray, target: np.ndarray, rounds: int = 30) -> np.ndarray:
-    """Coefficients float64 (K,) >= 0 of features (T, K) with small sum of absolute residuals, by reweighted least squares."""
+    """Coefficients float64 (K,) >= 0 of features (T, K) with small sum of absolute residuals."""
     weights = np.ones(len(target))
     found = np.zeros(features.shape[1])
     for _ in range(rounds):

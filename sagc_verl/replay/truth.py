@@ -31,7 +31,7 @@ def true_risk(
     breaks = workload.breaks(steps)
     ends = [*breaks[1:], steps + 1]
     risk = np.zeros((len(breaks), len(sizes)))
-    rounds = max(4, -(-groups // prompts))
+    rounds = max(4, -(-min(groups, 8 * steps * prompts) // prompts))
     settle = max(8, rounds)  # until prompts that come back have their history
     for k, (first, end) in enumerate(zip(breaks, ends, strict=True)):
         for s, n in enumerate(sizes):

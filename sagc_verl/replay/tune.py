@@ -1,9 +1,10 @@
 """Which threshold, budget and sizes suit a workload: a small grid, its front, and one recommendation.
 
-Thresholds define different events, so settings are compared by one yardstick: the straggler rate at threshold 2.5. A setting
-is on the front when no other makes at least as many rollouts, at no higher a rate, in no longer a step.
+Thresholds define different events, so settings are compared by one yardstick: the straggler rate at threshold 2.5. A
+setting is on the front when no other makes at least as many rollouts, at no higher a rate, in no longer a step.
 
-Recommended is, of the settings whose own budget is kept, the one with the largest worth of groups per second (``advice.worth``).
+Recommended is, of the settings whose own budget is kept, the one with the largest worth of groups per second
+(``advice.worth``).
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _mark_front(candidates: list[Candidate]) -> None:
 
 
 def _thinned(candidates: list[Candidate]) -> list[Candidate]:
-    """Of settings that came out alike one is kept, the nearest to the defaults; settings over their own budget are left out."""
+    """Of settings that came out alike, the nearest to the defaults; none that is over its own budget."""
     kept: list[Candidate] = []
     for candidate in sorted(candidates, key=_from_default):
         mine = candidate.outcome
@@ -166,7 +167,8 @@ def _recommend(tuning: Tuning) -> None:
     if not kept:
         tuning.recommended = largest
         tuning.reasons = [
-            "SAGC is not worth turning on: no setting of the grid keeps its budget on these lengths. Try larger thresholds or "
+            "SAGC is not worth turning on: no setting of the grid keeps its budget on these lengths. Try larger "
+            "thresholds or "
             "budgets, or smaller sizes."
         ]
         return
@@ -181,22 +183,26 @@ def _recommend(tuning: Tuning) -> None:
     if gain < LITTLE:
         tuning.recommended = largest
         tuning.reasons = [
-            f"SAGC is not worth turning on for this workload: of {len(kept)} settings that keep their budget, none makes groups worth "
+            f"SAGC is not worth turning on for this workload: of {len(kept)} settings that keep their budget, none "
+            f"makes groups worth "
             f"{LITTLE:.0%} more per second than static {n} (best: {gain:+.1%})."
         ]
         return
     tuning.recommended = best
     tuning.reasons = [
-        f"Groups worth {gain:.1%} more per second than static {n}: steps {saved:.1%} shorter, rollouts {fewer:.1%} fewer, mean n "
+        f"Groups worth {gain:.1%} more per second than static {n}: steps {saved:.1%} shorter, rollouts {fewer:.1%} "
+        f"fewer, mean n "
         f"{outcome.mean_n:.1f}.",
-        f"Its own budget is kept: {outcome.rate:.3f} of {best.budget:g}. At threshold {YARDSTICK:g}, {best.rate:.3f} of groups "
+        f"Its own budget is kept: {outcome.rate:.3f} of {best.budget:g}. At threshold {YARDSTICK:g}, {best.rate:.3f} "
+        f"of groups "
         f"straggle instead of {largest.rate:.3f}.",
     ]
     near = min(statics, key=lambda candidate: abs(candidate.outcome.mean_n - outcome.mean_n))
     if best_static.worth >= best.worth * (1 - LITTLE) or near.worth >= best.worth * (1 - LITTLE):
         same = best_static if best_static.worth >= near.worth else near
         tuning.reasons.append(
-            f"{same.outcome.name} would be as good on these lengths ({same.worth / largest.worth - 1:+.1%}): SAGC pays where lengths "
+            f"{same.outcome.name} would be as good on these lengths ({same.worth / largest.worth - 1:+.1%}): SAGC "
+            f"pays where lengths "
             "change while you train, or where you do not know the size beforehand."
         )
     if abs(outcome.rate - (best.budget or 0)) < TOLERANCE or outcome.moves > 2:

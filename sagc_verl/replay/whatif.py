@@ -72,6 +72,8 @@ class Outcome:
     """(step after which, from, to) of the first moves."""
     largest_excess: float = 0.0
     """The largest sum of (rate - budget) so far, in steps."""
+    groups: int = 0
+    """Groups that the controller counted."""
     rollouts: int = 0
     tokens: float = 0.0
     generation_s: float = 0.0
@@ -97,7 +99,8 @@ class Outcome:
             entry[1] += 1
 
     def mean(self, name: str) -> float:
-        """Mean over steps of: rate, yardstick, waiting, silent, bias, truncated, blind, ratio; NaN where never known."""
+        """Mean over steps of: rate, yardstick, waiting, silent, bias, truncated, blind, ratio; NaN where never
+        known."""
         total, count = self._means.get(name, (0.0, 0.0))
         return total / count if count else math.nan
 
@@ -141,6 +144,7 @@ class Outcome:
             if len(self.first_moves) < MOVES_KEPT:
                 self.first_moves.append((self.steps, report.size, report.next_size))
         self.largest_excess = max(self.largest_excess, report.cumulative_excess)
+        self.groups += report.groups
         self.rollouts += got.made
         self.tokens += got.tokens
         self.generation_s += got.generation_s

@@ -1,7 +1,8 @@
-"""Where lengths come from, step by step: the interface, tables as workloads, mixtures, and one workload after another.
+"""Where lengths come from, step by step: the interface, tables, mixtures, and one workload after another.
 
-A draw depends on (seed, step, refill) alone, so that every policy meets the same prompts at the same step and a replay is the
-same to the bit whenever it is repeated. Prompts come as a data loader gives them: all once, in a shuffled order, then anew.
+A draw depends on (seed, step, refill) alone, so that every policy meets the same prompts at the same step and a replay
+is the same to the bit whenever it is repeated. Prompts come as a data loader gives them: all once, in a shuffled order,
+then anew.
 """
 
 from __future__ import annotations

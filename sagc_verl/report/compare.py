@@ -72,9 +72,7 @@ def compare_measures(runs: Sequence[RunMeasures], right_above: float = 0.0) -> C
         missing=(),
         warnings=tuple(f"{run.name}: {warning}" for run in runs for warning in run.warnings),
     )
-    return replace(
-        comparison, missing=tuple(_missing_comparators(comparison)), sentences=tuple(verdicts(comparison))
-    )
+    return replace(comparison, missing=tuple(_missing_comparators(comparison)), sentences=tuple(verdicts(comparison)))
 
 
 def render_table(comparison: Comparison, console: Console) -> None:
@@ -82,18 +80,19 @@ def render_table(comparison: Comparison, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("run", no_wrap=True)
+    rows = [_table_cells(setting) for setting in comparison.settings]
     headers = [BY_KEY[key].label for key in TABLE_METRICS]
     headers.insert(3, "budget")
-    for header in headers:
-        table.add_column(header, justify="right")
-    for setting in comparison.settings:
-        cells = [BY_KEY[key].form(setting.values[key].value) for key in TABLE_METRICS]
-        cells.insert(3, numbers.share(setting.budget))
-        if setting.values["straggler_rate"].value > setting.budget:
-            cells[2] = f"[red]{cells[2]}[/red]"
-        table.add_row(Text(setting.label), *cells)
+    gap = 2 if console.width >= 100 else 1
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    table.add_column("run", overflow="fold")
+    for place, header in enumerate(headers):
+        # A narrow terminal may wrap headers between words and labels anywhere, but never cuts a number.
+        width = max(len(text) for text in (*header.split(), *(cells[place] for cells in rows)))
+        table.add_column(header, justify="right", min_width=width)
+    for setting, cells in zip(comparison.settings, rows, strict=True):
+        over = setting.values["straggler_rate"].value > setting.budget
+        table.add_row(Text(setting.label), *(Text(cell, "red" if over and cell is cells[2] else "") for cell in cells))
     console.print(table)
     if comparison.incomparable:
         console.print(f"\n{NOT_COMPARABLE}")
@@ -102,6 +101,12 @@ def render_table(comparison: Comparison, console: Console) -> None:
     for sentence in (*comparison.missing, *comparison.sentences, *comparison.warnings):
         console.print()
         console.print(Text(sentence))
+
+
+def _table_cells(setting: Setting) -> list[str]:
+    cells = [BY_KEY[key].form(setting.values[key].value) for key in TABLE_METRICS]
+    cells.insert(3, numbers.share(setting.budget))
+    return cells
 
 
 def _watch_part(watch: Watch, number: int, parts: int, share: float) -> None:

@@ -13,7 +13,6 @@ from sagc_verl.report.metrics import Metric
 from sagc_verl.report.settings import UNKNOWN, Difference
 from sagc_verl.report.statistics import Estimate, finite_mean, mean_estimate, seed_difference
 
-
 # Kinds of difference that spoil some of the numbers only; the line of that kind says which.
 _PARTLY = ("steps", "straggler event")
 

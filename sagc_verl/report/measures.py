@@ -36,7 +36,7 @@ _MAX_PROMPTS_KEPT = 100_000  # prompts with stragglers held in memory before the
 
 # Per step, from the steps table, in order of preference: our own column first, then veRL's metric.
 _STEP_COLUMNS: dict[str, tuple[str, ...]] = {
-    "n": ("n", "sagc/n"),
+    "n": ("n", "sagc/size"),
     "straggler_rate": ("straggler_rate",),
     "budget": ("budget",),
     "tail_s": ("tail_s",),

@@ -77,7 +77,7 @@ def contrasts(comparison: Comparison) -> list[Contrast]:
             reference,
             tuple(spoiled_by(comparison, subject, reference)),
             tuple(one.key for one in differences_between(comparison, subject, reference) if not one.kind),
-            tuple(_changes(subject, reference)),
+            tuple(_changes(comparison, subject, reference)),
         )
         for subject, reference in _pairs(comparison)
     ]
@@ -133,8 +133,11 @@ def _pairs(comparison: Comparison) -> Iterator[tuple[Setting, Setting]]:
         yield from ((subject, other) for other in others)
 
 
-def _changes(subject: Setting, reference: Setting) -> Iterator[tuple[Measure, Estimate]]:
+def _changes(comparison: Comparison, subject: Setting, reference: Setting) -> Iterator[tuple[Measure, Estimate]]:
+    kinds = {one.kind for one in differences_between(comparison, subject, reference)}
     for measure in MEASURES:
+        if measure.key == "straggler_rate" and "straggler event" in kinds:
+            continue  # rates of different events
         change = difference(subject, reference, BY_KEY[measure.key], measure.relative)
         if math.isfinite(change.value):
             yield measure, change

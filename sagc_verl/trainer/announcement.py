@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sagc_verl.control.config import SagcConfig
 from sagc_verl.control.sizes import SizePlan
@@ -19,12 +19,13 @@ def warnings_of(config: DictConfig, sagc: SagcConfig, plan: SizePlan, shape: Bat
     """What looks wrong in the combination, one line each; nothing here stops the run."""
     lines = list(plan.messages)
     actor, algorithm = config.actor_rollout_ref.actor, config.algorithm
-    smallest, moving = plan.sizes[0], sagc.policy != "static" and len(plan.sizes) > 1
+    moving = sagc.policy != "static" and len(plan.sizes) > 1
+    smallest = min(plan.sizes) if moving else plan.start
     filtering = bool((algorithm.get("filter_groups") or {}).get("enable", False))
     if filtering and smallest < 4:
         lines.append(
-            f"DAPO filtering (algorithm.filter_groups) with groups of {smallest}: small groups often have equal rewards, are "
-            "filtered and generated again; this can cost more than it saves. Watch sagc/refills."
+            f"DAPO filtering (algorithm.filter_groups) with groups of {smallest}: small groups often have equal "
+            "rewards, are filtered and generated again; this can cost more than it saves. Watch sagc/refills."
         )
     if smallest == 2 and algorithm.get("norm_adv_by_std_in_grpo", True) and algorithm.adv_estimator == "grpo":
         lines.append(
@@ -56,8 +57,8 @@ def warnings_of(config: DictConfig, sagc: SagcConfig, plan: SizePlan, shape: Bat
         )
     if not algorithm.adv_estimator.startswith(("grpo", "rloo", "reinforce_plus_plus_baseline", "opo", "gpg")):
         lines.append(
-            f"algorithm.adv_estimator={algorithm.adv_estimator} does not compare rollouts of a group; SAGC runs, but what it "
-            "trades is the number of samples only."
+            f"algorithm.adv_estimator={algorithm.adv_estimator} does not compare rollouts of a group; SAGC runs, but "
+            "what it trades is the number of samples only."
         )
     return lines
 
@@ -68,7 +69,6 @@ def announcement(
     shape: BatchShape,
     records_dir: Path | None,
     warnings: list[str],
-    resumed: Any = None,
 ) -> str:
     """The block, ready to print."""
     sizes = " ".join(map(str, plan.sizes))
@@ -79,13 +79,17 @@ def announcement(
         what = f"schedule: {steps}"
     else:
         what = (
-            f"sizes {sizes}, starting at {plan.start}; at most {sagc.budget:.0%} of groups may straggle in the long run\n"
-            f"        a group straggles when a rollout is longer than {sagc.threshold:g} x its reference ({sagc.signal})\n"
-            f"        rule {sagc.rule}, risk {sagc.risk}; {sagc.warmup} steps of warm-up, then moves at least {sagc.dwell} steps apart"
+            f"sizes {sizes}, starting at {plan.start}; "
+            f"at most {sagc.budget:.0%} of groups may straggle in the long run\n"
+            f"        a group straggles when a rollout is longer than {sagc.threshold:g} x its reference "
+            f"({sagc.signal})\n"
+            f"        rule {sagc.rule}, risk {sagc.risk}; {sagc.warmup} steps of warm-up, "
+            f"then moves at least {sagc.dwell} steps apart"
         )
     lines = [
         "SAGC  " + what,
-        f"        {shape.train_batch_prompts} prompts and {shape.updates(plan.start)} optimizer update(s) per step and epoch, whatever n",
+        f"        {shape.train_batch_prompts} prompts and {shape.updates(plan.start)} optimizer update(s) per step and "
+        "epoch, whatever n",
         f"        records: {records_dir or 'off (sagc.records=false)'}",
         *(f"  warning: {line}" for line in warnings),
     ]

@@ -70,7 +70,7 @@ NAMES = (
     ),
     Name("verl.trainer.ppo.utils:need_critic", "size checks", ("config",)),
     Name("verl.trainer.ppo.utils:need_reference_policy", "size checks", ("config",)),
-    Name("verl.utils.tensordict_utils:assign_non_tensor_stack", "n per prompt", ("tensordict", "key", "val")),
+    Name("verl.utils.tensordict_utils:assign_non_tensor_stack", "n per prompt", ("tensor_dict", "key", "val")),
     Name("verl.plugin.platform:PlatformRegistry.register", "the CPU platform"),
     Name("verl.utils.distributed:initialize_global_process_group_ray", "gloo on the CPU"),
     Name("verl.workers.engine_workers:ActorRolloutRefWorker.actor_worker_cls", "the CPU worker"),
@@ -78,11 +78,17 @@ NAMES = (
 )
 # Text that must stand in veRL's source: behaviour no signature shows.
 SOURCES = (
-    Name(f"{_V1}.agent_loop_tq:AgentLoopWorkerTQ", '"__rollout_n__"'),
+    Name(f"{_V1}.agent_loop_tq:AgentLoopWorkerTQ._run_prompt", '"__rollout_n__"'),
     Name(f"{_TRAINER}._update_actor", "self.config.actor_rollout_ref.rollout.n"),
     Name(f"{_TRAINER}._get_required_batch_multiple", "self.config.actor_rollout_ref.rollout.n"),
     Name(f"{_TRAINER}._update_critic", "self.config.actor_rollout_ref.rollout.n"),
     Name(f"{_TRAINER}._build_replay_buffer", "refill_fn=self._add_prompts_to_generate"),
+    Name(f"{_TRAINER}.fit", "self._save_checkpoint()"),
+    Name(f"{_V1}.replay_buffer:ReplayBuffer._wait_for_next_poll", "self.poll_interval"),
+    Name(f"{_V1}.agent_loop_tq:AgentLoopManagerTQ.__init__", "self.agent_loop_workers_class"),
+    Name("verl.experimental.agent_loop.agent_loop:AgentLoopManager", "self.agent_loop_workers = "),
+    Name("verl.trainer.main_ppo:TaskRunnerV1.init_agent_loop_manager", '"agent_loop_manager_class"'),
+    Name("verl.trainer.ppo.padding_utils:construct_minimal_padding_template", "is_padding=True"),
 )
 
 
@@ -128,7 +134,9 @@ def name_faults() -> list[str]:
             continue
         if not name.parameters:
             continue
-        parameters = tuple(inspect.signature(found).parameters)  # pyright: ignore[reportArgumentType]
+        signature = inspect.signature(found)  # pyright: ignore[reportArgumentType]
+        # Ray adds a parameter of its own to the methods of an actor class.
+        parameters = tuple(parameter for parameter in signature.parameters if parameter != "_ray_trace_ctx")
         if parameters != name.parameters:
             faults.append(f"{name.path} takes {parameters}, expected {name.parameters} ({name.why})")
     for name in SOURCES:

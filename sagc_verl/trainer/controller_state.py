@@ -1,4 +1,4 @@
-"""The controller's state beside veRL's checkpoint: `global_step_<k>/sagc_state.json`, written before veRL's own marker."""
+"""The controller's state in veRL's checkpoint: `global_step_<k>/sagc_state.json`, written before veRL's own marker."""
 
 from __future__ import annotations
 

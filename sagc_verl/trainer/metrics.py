@@ -13,7 +13,7 @@ from sagc_verl.control.controller import StepReport
 
 def report_metrics(report: StepReport) -> dict[str, float]:
     """What the controller saw and decided."""
-    metrics = {
+    metrics: dict[str, float] = {
         "sagc/size": report.size,
         "sagc/next_size": report.next_size,
         "sagc/moved": float(report.next_size != report.size),
@@ -47,7 +47,7 @@ def rollout_metrics(rows: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[
 
     status = rows["status"]
     tokens, reward, came_back = rows["response_tokens"], rows["reward"], status != "failed"
-    metrics = {
+    metrics: dict[str, float] = {
         "sagc/rollouts": len(status),
         "sagc/rollouts_failed": int(np.sum(status == "failed")),
         "sagc/rollouts_filtered": int(np.sum(status == "filtered")),

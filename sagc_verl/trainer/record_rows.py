@@ -12,14 +12,6 @@ from sagc_verl.control.controller import StepReport
 from sagc_verl.trainer.step_rollouts import StepRollouts
 
 
-def _number(text: Any) -> float:
-    """A prompt index as the table wants it: a whole number, NaN where the data uses other keys."""
-    try:
-        return float(int(text))
-    except (TypeError, ValueError):
-        return np.nan
-
-
 def rollout_columns(
     rollouts: StepRollouts, report: StepReport, statuses: np.ndarray, config: SagcConfig
 ) -> dict[str, Any]:
@@ -33,7 +25,7 @@ def rollout_columns(
         exceeds[came_back] = report.events.exceeds
     rows: dict[str, Any] = {
         "uid": columns["uid"],
-        "prompt_index": np.array([_number(index) for index in columns["prompt_index"]]),
+        "prompt_index": columns["prompt_index"],
         "data_source": columns["data_source"],
         "session": columns["session"],
         "n": np.full(len(rollouts), report.size),
@@ -47,7 +39,7 @@ def rollout_columns(
         "tool_s": columns["tool_s"],
         "reward_s": columns["reward_s"],
         "turns": columns["turns"],
-        "preempted": columns["preempted"],
+        "preempted": np.where(columns["preempted"] < 0, np.nan, columns["preempted"]),  # veRL: -1 where not known
         "reward": columns["reward"],
         "exceeds": exceeds,
         "status": statuses,
@@ -64,7 +56,7 @@ def group_columns(rollouts: StepRollouts, report: StepReport, statuses: np.ndarr
     count = len(uids)
     groups: dict[str, Any] = {
         "uid": uids,
-        "prompt_index": np.array([_number(index) for index in columns["prompt_index"][first]]),
+        "prompt_index": columns["prompt_index"][first],
         "data_source": columns["data_source"][first],
         "n": np.full(count, report.size),
         "status": np.array([_group_status(statuses[group_of == group]) for group in range(count)], dtype=object),

@@ -1,4 +1,4 @@
-"""Makes `trainer.v1.trainer_mode=sagc` known to veRL; called right after `verl.trainer.ppo.v1` is imported (plugin.py)."""
+"""Makes `trainer.v1.trainer_mode=sagc` known to veRL, right after `verl.trainer.ppo.v1` is imported (plugin.py)."""
 
 from __future__ import annotations
 

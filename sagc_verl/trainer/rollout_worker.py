@@ -47,7 +47,7 @@ class Trajectory:
 TRAJECTORY_FIELDS = tuple(field.name for field in fields(Trajectory))
 # Each session runs in an asyncio task of its own, so a context variable tells which trajectory an output belongs to.
 _current: contextvars.ContextVar[Trajectory | None] = contextvars.ContextVar("sagc_trajectory", default=None)
-_VerlWorker = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
+_VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _text(value: Any) -> str | None:
@@ -60,7 +60,7 @@ class StampingRolloutWorker(_VerlWorker):
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
         self._finished: list[tuple] = []
-        self._name = ray.get_runtime_context().get_actor_id()[:8]
+        self._name = str(ray.get_runtime_context().get_actor_id())[:8]
         eos: set[int] = set()
         for source in (self.tokenizer, getattr(self.model_config, "generation_config", None)):
             ids = getattr(source, "eos_token_id", None)
@@ -127,7 +127,7 @@ class StampingRolloutWorker(_VerlWorker):
         return length >= self.rollout_config.response_length or length + len(output.prompt_ids) >= limit
 
     async def drain_trajectories(self) -> tuple[float, list[tuple]]:
-        """The trajectories finished since the last call, as rows of `TRAJECTORY_FIELDS`, and the clock they were read on."""
+        """Reading of this worker's clock, and the trajectories finished since the last call (`TRAJECTORY_FIELDS`)."""
         rows, self._finished = self._finished, []
         return time.monotonic(), rows
 

@@ -1,7 +1,7 @@
 """What SAGC does beside a training run: holds the controller and the records, and survives its own faults.
 
-Data flows one way: rollouts -> group statistics -> controller -> size -> trainer. The trainer (trainer.py) only asks for a
-size and hands over what happened; nothing here touches a Ray worker.
+Data flows one way: rollouts -> group statistics -> controller -> size -> trainer. The trainer (trainer.py) only asks
+for a size and hands over what happened; nothing here touches a Ray worker.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 
 from sagc_verl.control.config import SagcConfig
 from sagc_verl.control.controller import Controller, StateError, StepReport
+from sagc_verl.control.groups import GroupBatch
 from sagc_verl.control.sizes import SizePlan
 from sagc_verl.records.writer import RecordWriter
 from sagc_verl.trainer.controller_state import read_state, write_state
@@ -118,29 +119,47 @@ class SagcSession:
             metrics: veRL's metrics of the step; added to.
         """
         try:
-            batch = None
-            if rollouts is not None and len(rollouts):
-                self._learn_what_prompts_are(rollouts)
-                signal = self.config.signal if rollouts.stamped else "tokens"
-                batch = rollouts.batch(signal, self._cap, bool(self._known_prompts))
+            batch = self._batch(rollouts)
             report = self.controller.observe(batch)
             self._held = report.faults
             if report.fault and batch is not None:
-                self._warn("observe", f"a step could not be used, the size is held: {report.fault}")
+                self._warn("held", f"a step could not be used, the size is held: {report.fault}")
             self._say(report)
             metrics.update(report_metrics(report))
-            if rollouts is None:
-                return
+            metrics.update({"sagc/padding_rows": padding_rows, "sagc/refills": refills})
+            rows, groups = self._rows(rollouts, report, trained, metrics)
+            self._pending_record = (rows, groups, step_columns(report, metrics, padding_rows, refills))
+        except Exception as error:
+            self.fault("observe", f"the step could not be observed: {error!r}", trace=True)
+        finally:
+            metrics["sagc/faults"] = self.faults + self._held + (self._writer.faults if self._writer else 0)
+
+    def _batch(self, rollouts: StepRollouts | None) -> GroupBatch | None:
+        """What the controller sees of the step; None, and a fault, where it cannot be made of the rollouts."""
+        if rollouts is None or not len(rollouts):
+            return None
+        try:
+            known = self._prompts_are_known(rollouts)
+            return rollouts.batch(self.config.signal if rollouts.stamped else "tokens", self._cap, known)
+        except Exception as error:
+            self.fault("batch", f"the step cannot be read, the size is held: {error!r}", trace=True)
+            return None
+
+    def _rows(
+        self, rollouts: StepRollouts | None, report: StepReport, trained: set[str], metrics: dict[str, Any]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The step's rows of the rollouts and groups tables; none, and a fault, where they cannot be made."""
+        if rollouts is None:
+            return {}, {}
+        try:
             statuses = _statuses(rollouts, trained)
             groups = group_columns(rollouts, report, statuses)
             rows = rollout_columns(rollouts, report, statuses, self.config)
             metrics.update(rollout_metrics(rows, groups))
-            metrics.update({"sagc/padding_rows": padding_rows, "sagc/refills": refills})
-            self._pending_record = (rows, groups, step_columns(report, metrics, padding_rows, refills))
+            return rows, groups
         except Exception as error:
-            self.fault("observe", f"the step could not be observed, the size is held: {error!r}", trace=True)
-        finally:
-            metrics["sagc/faults"] = self.faults + self._held
+            self.fault("rows", f"the step's rollouts cannot go on record: {error!r}", trace=True)
+            return {}, {}
 
     def record(self, step: int, metrics: Mapping[str, Any], wall_s: float) -> None:
         """Write the step's record with all its metrics. Never raises, never waits for the disk."""
@@ -168,22 +187,26 @@ class SagcSession:
 
     # ---- saying things once
 
-    def _learn_what_prompts_are(self, rollouts: StepRollouts) -> None:
-        known = rollouts.stamped and rollouts.prompts_are_known()
+    def _prompts_are_known(self, rollouts: StepRollouts) -> bool:
+        """Whether prompt_index is the prompt's own name: as the first step said, until one says otherwise."""
+        if not rollouts.stamped:
+            return False  # veRL's tags hold no names
+        known = rollouts.prompts_are_known()
         if self._known_prompts and not known:
             self._warn(
                 "prompts", "the data's extra_info.index no longer tells prompts apart; references use data_source"
             )
-        if self._known_prompts is None or not known:
-            self._known_prompts = known
+        self._known_prompts = known and self._known_prompts is not False
+        return self._known_prompts
 
     def _say(self, report: StepReport) -> None:
         if report.infeasible:
             smallest = min(report.risk)
             self._warn(
                 "infeasible",
-                f"no size meets the budget {report.budget:g}: at n={smallest} {report.risk[smallest]:.0%} of groups are "
-                f"expected to straggle. n={smallest} is kept; raise sagc.budget or sagc.threshold, or list smaller sizes.",
+                f"no size meets the budget {report.budget:g}: at n={smallest} {report.risk[smallest]:.0%} of groups "
+                f"are expected to straggle. n={smallest} is kept; raise sagc.budget or sagc.threshold, or list smaller "
+                "sizes.",
             )
         if not math.isnan(report.blind_share) and report.blind_share > BLIND_WARNING:
             self._warn(

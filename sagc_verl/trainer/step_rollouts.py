@@ -1,4 +1,4 @@
-"""The rollouts of one step, as columns: drained from the workers, or read from veRL's tags where the workers are not ours."""
+"""The rollouts of one step, as columns: drained from our workers, or read from veRL's tags where others are used."""
 
 from __future__ import annotations
 
@@ -13,9 +13,25 @@ from sagc_verl.control.groups import GroupBatch
 
 # Rows of `sagc_verl.trainer.rollout_worker.Trajectory`, in its order; kept here so that this module needs no veRL.
 FIELDS = (
-    "uid session worker prompt_index data_source start end prompt_tokens response_tokens truncated generate_s queue_s "
-    "tool_s reward_s turns preempted reward failed"
-).split()
+    "uid",
+    "session",
+    "worker",
+    "prompt_index",
+    "data_source",
+    "start",
+    "end",
+    "prompt_tokens",
+    "response_tokens",
+    "truncated",
+    "generate_s",
+    "queue_s",
+    "tool_s",
+    "reward_s",
+    "turns",
+    "preempted",
+    "reward",
+    "failed",
+)
 
 
 @dataclass
@@ -43,7 +59,7 @@ class StepRollouts:
         uids = self.columns["uid"]
         starts = np.flatnonzero(np.concatenate(([True], uids[1:] != uids[:-1]))) if len(uids) else []
         for start, end in zip(starts, [*starts[1:], len(uids)], strict=True):
-            yield uids[start], slice(int(start), int(end))
+            yield str(uids[start]), slice(int(start), int(end))
 
     def batch(self, signal: str, cap: float | None, known_prompts: bool) -> GroupBatch | None:
         """What the controller sees; None when no rollout came back.
@@ -73,7 +89,7 @@ class StepRollouts:
         )
 
     def prompts_are_known(self) -> bool:
-        """Whether `prompt_index` tells this step's groups apart (veRL puts 0 where the data has no `extra_info.index`)."""
+        """Whether `prompt_index` tells this step's groups apart: veRL puts 0 where the data has no extra_info.index."""
         first = np.unique(self.columns["uid"], return_index=True)[1]
         keys = {
             (source, index)
@@ -81,8 +97,8 @@ class StepRollouts:
                 self.columns["data_source"][first], self.columns["prompt_index"][first], strict=True
             )
         }
-        # Duplicate prompts in a batch do happen; all the same index does not.
-        return len(first) > 0 and len(keys) > len(first) // 2 and (None not in {index for _, index in keys})
+        # Duplicate prompts in a batch do happen; all the same index does not. A single group tells nothing.
+        return len(first) > 1 and len(keys) > len(first) // 2 and (None not in {index for _, index in keys})
 
 
 _INTEGERS = {"session", "prompt_tokens", "response_tokens", "turns", "preempted"}
@@ -109,8 +125,8 @@ def from_workers(drained: Iterable[tuple[float, Sequence[Sequence[Any]], float]]
 
     Args:
         drained: per worker: its monotonic clock when it answered, its rows, and the driver's monotonic clock half-way
-            between asking and answering. The difference of the two clocks puts all stamps on the driver's clock, whatever
-            node a worker is on and however wall clocks jump.
+            between asking and answering. The difference of the two clocks puts all stamps on the driver's clock,
+            whatever node a worker is on and however wall clocks jump.
         step_start: the driver's monotonic clock when the step began.
     """
     rows: list[Sequence[Any]] = []

@@ -2,10 +2,10 @@
 
 One step (veRL 0.9.1, trainer_base.py, `fit`):
 
-    on_step_begin             n of the step: into the driver's configuration, so that updates, padding and loss scale are
-                              veRL's own at that n
+    on_step_begin             n of the step: into the driver's configuration, so that updates, padding and loss scale
+                              are veRL's own at that n
     _next_train_batch         n to the rollout workers, per prompt (`__rollout_n__`), first submission and refills alike
-    step                      veRL samples, trains; afterwards the rollouts are drained, observed, and the next n decided
+    step                      veRL samples, trains; afterwards the rollouts are drained, observed, the next n decided
     _save_checkpoint          controller state into the step's folder, before veRL's own marker
     on_step_end               weight sync, within a time limit
     _compute_metrics          the step's record, with every metric veRL logs
@@ -64,7 +64,7 @@ class SagcTrainer(AnswersSync, PPOTrainerSync):
         if not rollout.agent.get("agent_loop_manager_class"):
             with open_dict(config):
                 rollout.agent.agent_loop_manager_class = OUR_MANAGER
-        super().__init__(config)
+        super().__init__(config)  # pyright: ignore[reportCallIssue]  (without veRL at hand)
         if self._sagc.poll_interval is not None:
             self.replay_buffer.poll_interval = self._sagc.poll_interval
         self._watch_polls()
@@ -100,8 +100,9 @@ class SagcTrainer(AnswersSync, PPOTrainerSync):
                 f"sagc_verl: step {self.global_steps} has generated {self._submitted} prompts without "
                 f"{self.config.data.train_batch_size} groups that pass algorithm.filter_groups "
                 f"(metric {self.config.algorithm.filter_groups.metric}): {self._sagc.max_refills} refills of "
-                f"data.train_batch_size are the limit (sagc.max_refills). All rollouts of a prompt get the same reward: the "
-                f"task is too easy or too hard for the model, the reward is constant, or n={self.session.size} is too small."
+                f"data.train_batch_size are the limit (sagc.max_refills). All rollouts of a prompt get the same "
+                "reward: the task is too easy or too hard for the model, the reward is constant, or "
+                f"n={self.session.size} is too small."
             )
         return super()._add_prompts_to_generate(num_prompts)
 

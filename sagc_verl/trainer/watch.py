@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ray
+import ray.exceptions
 
 logger = logging.getLogger(__name__)
 
@@ -76,8 +77,8 @@ def within(seconds: float, what: str, action: Callable[[], None], kill: Sequence
         if not expired.is_set():
             raise
         raise TimeoutError(
-            f"sagc_verl: {what} did not come back within {seconds:.0f} s (sagc.hang_timeout); the run is ended rather than "
-            f"left hanging. Look for the first error of the rollout server above."
+            f"sagc_verl: {what} did not come back within {seconds:.0f} s (sagc.hang_timeout); the run is ended rather "
+            "than left hanging. Look for the first error of the rollout server above."
         ) from error
     finally:
         timer.cancel()
