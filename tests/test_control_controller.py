@@ -251,6 +251,22 @@ def test_schedule_is_followed_by_step_even_without_observation():
     assert played == [8, 8, 8, 16, 16, 4, 4]
 
 
+@pytest.mark.parametrize(("step", "size"), [(0, 8), (2, 8), (3, 16), (40, 4)])
+def test_a_schedule_resumed_without_a_state_goes_on_at_its_place(step, size):
+    controller = Controller(parse_config({"policy": "schedule", "schedule": {1: 8, 4: 16, 6: 4}}, 16), (4, 8, 16))
+    controller.skip_to(step)
+    assert (controller.size, controller.step) == (size, step)
+    assert controller.observe(None).size == size
+
+
+def test_a_controller_resumed_without_a_state_begins_anew():
+    controller = controller_of()
+    controller.skip_to(40)
+    assert controller.step == 40
+    reports = play(controller, World(hazard=0.2).batch, 5)
+    assert [report.reason for report in reports] == ["warmup"] * 4 + ["first_jump"]
+
+
 # state
 
 

@@ -10,7 +10,7 @@ shift
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TASK=${TASK:-$PWD/outputs/quickstart/task}
 OUT=${OUT:-$PWD/outputs/quickstart}
-PYTHON=${PYTHON:-python3}
+PYTHON=${PYTHON:-$HERE/../../.venv/bin/python}
 
 DATA=(
     data.train_files="$TASK/train.parquet"

@@ -239,7 +239,10 @@ class SagcConfig:
         "steps observed before the first move; with few groups a step it goes on until 2 / budget groups are seen",
     )
     init_from: str | None = _key(
-        None, _optional(_text), "path of a controller state (json)", "start from what another run has learnt"
+        None,
+        _optional(_text),
+        "path of a controller state, or of a checkpoint folder",
+        "start from what another run has learnt",
     )
     records: bool | str = _key(
         True,
@@ -257,16 +260,14 @@ class SagcConfig:
         20,
         _integer(1),
         "whole number, at least 1",
-        "with DAPO filtering: give up after this many refills of a step, each of train_batch_size prompts",
+        "refilled prompts per step, in multiples of train_batch_size, before giving up (DAPO filtering, failed groups)",
     )
-    stall_seconds: float | None = _key(
+    hang_timeout: float | None = _key(
         None,
         _optional(_number(0.0)),
         "seconds, above 0",
-        "silence of the engine that counts as a stall; default: automatic",
-    )
-    hang_timeout: float = _key(
-        120.0, _number(0.0), "seconds, above 0", "how long a dead worker or a stuck weight sync may go unnoticed"
+        "how long a weight sync may take before the run is ended (a dead rollout worker is noticed within seconds); "
+        "default: 120 on the CPU, 1800 with accelerators",
     )
 
 

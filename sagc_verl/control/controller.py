@@ -180,6 +180,12 @@ class Controller:
         reason = self._decide(risk, infeasible, observed=events is not None, missing=batch is None)
         return self._report(batch, events, played, reason, risk, infeasible, fault)
 
+    def skip_to(self, step: int) -> None:
+        """Go on after ``step`` played steps of which nothing is known: a schedule plays the size of the next one."""
+        self.step = step
+        if self.config.policy == "schedule":
+            self._move_to(self._scheduled(step + 1))
+
     def _learn(self, events: GroupEvents) -> None:
         self.risk.update(events.exceeding[events.counted], events.usable[events.counted])
         self._seen_steps += 1

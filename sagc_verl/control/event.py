@@ -11,18 +11,24 @@
     ref_g      = exp( w y_g + (1 - w) m )
     w          = sigma_b^2 / (sigma_b^2 + v_n),         v_n = (pi / 2) sigma_w^2 / n
 
-    kind of g  = its prompt, once that has history;  else its data_source;  else all that are unlabelled
-    m          = log ref of the prompt's last group  (prompt);   running mean of y  (data_source, unlabelled)
-    sigma_b    = running spread of y about m, less the noise v_n; apart for known prompts, each source, the unlabelled
+    kind of g  = its data_source,  else all that are unlabelled;      a prompt with history is a kind of its own
+    m          = running mean of y
+    sigma_b    = running spread of y about m, less the noise v_n; apart for each source and the unlabelled
     sigma_w    = running spread of log lengths within groups, from quartiles, so that stragglers do not widen it
+
+    prompt     remembered as (m, P): the log reference of its last group and how uncertain that is (a variance)
+    with       P'   = P + q
+    history    w    = P' / (P' + v_n)                         P' takes the place of sigma_b^2
+               then   m <- log ref_g,   P <- (1 - w) P'       (a Kalman filter of a random walk)
+    q          = running mean of (y - m)^2 - P - v_n over groups with history, at least 0: how far prompts drift
 
 Why so: a plain max / median cannot see small groups (at n = 2 it stays below 2). Leaving the maximum out cures that
 but makes the median noisy, and low (a third too low at n = 2 and sigma_w = .7): shrinking takes out the noise, c_n the
-rest, so that one threshold means the same at every n. With its last reference as m, a prompt is tracked by exponential
-smoothing of gain w.
+rest, so that one threshold means the same at every n. A prompt's groups are averaged while lengths stay as they are
+(q = 0), and followed as fast as they move.
 
 Running means weigh groups alike and forget by gamma a step. A step's own groups enter m, sigma_b and sigma_w before
-they are judged, so that the first step is judged too; only a known prompt's m is always from earlier steps.
+they are judged, so that the first step is judged too; only a known prompt's m and P are always from earlier steps.
 
 ``reference=max_median``: ref_g is the group's plain median, the paper's statistic; recorded as ``ratio`` in any case.
 
@@ -38,18 +44,16 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 
 from sagc_verl.control.groups import GroupBatch
+from sagc_verl.control.memory import PromptMemory
 
 TRUNCATED_THRESHOLD = 1.5
 """With ``count_truncated`` a truncated rollout exceeds where the cap is at least this many references."""
-MAX_PROMPTS = 100_000
-"""Prompts remembered; past that, the ones first seen longest ago are forgotten."""
 MAX_SOURCES = 1_000
 """Data sources told apart; groups of any further source count as unlabelled."""
 
@@ -152,8 +156,8 @@ class EventModel:
         self.count_truncated = count_truncated
         self.gamma = gamma
         self._sources: dict[str | None, _Pool] = {}  # None: the unlabelled
-        self._known = _Pool()  # prompts with history; only weight and between are used
-        self._prompts: dict[str | None, float] = {}  # prompt -> log reference of its last group
+        self._known = _Pool()  # prompts with history; only weight and between, their q, are used
+        self._prompts = PromptMemory()  # prompt -> m, P
 
     def observe(self, batch: GroupBatch) -> GroupEvents:
         """Judge a step's groups and learn from them.
@@ -202,29 +206,26 @@ class EventModel:
             return np.full(batch.num_groups, np.nan)
         for pool in (*self._sources.values(), self._known):
             pool.weight *= self.gamma
-        y, noise, m, sigma_b2 = (np.full(batch.num_groups, np.nan) for _ in range(4))
+        y, noise, m, variance = (np.full(batch.num_groups, np.nan) for _ in range(4))
         for source, groups in self._by_source(batch.sources, index):
             pool = self._sources.setdefault(source, _Pool())
             y[groups], noise[groups] = pool.learn(shape.usable[groups], shape.log_lmo[groups], shape.spread[groups])
             m[groups] = pool.log_median
-            sigma_b2[groups] = pool.sigma_b2(prior=pool.sigma_w**2)
+            variance[groups] = pool.sigma_b2(prior=pool.sigma_w**2)
 
-        keys = [None if prompt is None else _short(prompt) for prompt in batch.prompts[index].tolist()]
-        remembered = self._prompts.get
-        history = np.array([remembered(key, math.nan) for key in keys])  # None is never remembered
-        known = index[~np.isnan(history)]
+        slots = self._prompts.slots([None if key is None else _short(key) for key in batch.prompts[index].tolist()])
+        last, uncertain = self._prompts.recall(slots)
+        has_history = ~np.isnan(last)
+        known, last, uncertain = index[has_history], last[has_history], uncertain[has_history]
         if known.size:
-            m[known] = history[~np.isnan(history)]
+            m[known] = last
             self._known.weight += known.size
-            self._known.learn_between(y[known] - m[known], noise[known], known.size / self._known.weight)
-            sigma_b2[known] = self._known.sigma_b2(prior=float(noise[known].mean()))
+            self._known.learn_between(y[known] - last, uncertain + noise[known], known.size / self._known.weight)
+            variance[known] = uncertain + self._known.sigma_b2(prior=0.0)
 
-        weight = sigma_b2 / (sigma_b2 + noise)
+        weight = variance / (variance + noise)
         log_reference = weight * y + (1 - weight) * m
-        self._prompts.update(zip(keys, log_reference[index].tolist(), strict=True))
-        self._prompts.pop(None, None)
-        for key in list(islice(self._prompts, max(0, len(self._prompts) - MAX_PROMPTS))):
-            del self._prompts[key]
+        self._prompts.remember(slots, log_reference[index], ((1 - weight) * variance)[index])
         return np.exp(log_reference)
 
     def _by_source(self, sources: np.ndarray, index: np.ndarray) -> Iterator[tuple[str | None, np.ndarray]]:
@@ -247,16 +248,14 @@ class EventModel:
         return {
             "sources": [[source, pool.state()] for source, pool in self._sources.items()],
             "known": self._known.state(),
-            "prompts": dict(self._prompts),
+            "prompts": self._prompts.state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Raises ValueError, KeyError or TypeError, and changes nothing, when the state is damaged."""
         sources = {None if name is None else str(name): _Pool.from_state(pool) for name, pool in state["sources"]}
         known = _Pool.from_state(state["known"])
-        prompts: dict[str | None, float] = {str(key): float(value) for key, value in state["prompts"].items()}
-        if not all(map(math.isfinite, prompts.values())):
-            raise ValueError("a prompt's reference is not finite")
+        prompts = PromptMemory.from_state(state["prompts"])
         self._sources, self._known, self._prompts = sources, known, prompts
 
 

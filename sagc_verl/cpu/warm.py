@@ -16,6 +16,7 @@ import importlib
 import json
 import os
 import selectors
+import shutil
 import signal
 import socket
 import subprocess
@@ -153,7 +154,7 @@ def serve(address: Path, owner: int) -> _Request | None:
     for child in forks:
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, signal.SIGKILL)
-    address.unlink(missing_ok=True)
+    shutil.rmtree(address.parent, ignore_errors=True)
     return None
 
 
@@ -296,7 +297,10 @@ def _run(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ[SWITCH] = "0"  # the imports below load the plug-in, which must not start a server of its own
+    # The imports below load the plug-in: for the CPU, and it must not start a server of its own.
+    os.environ.update({SWITCH: "0", "VERL_PLATFORM": "cpu"})
+    for variable, default in ENVIRONMENT.items():
+        os.environ.setdefault(variable, default)
     # What Ray's library reads from the environment when it is imported, once for all forks: its own default; the job
     # that forks may belong to (warm_python.py sends no others here); and the process with which they are to end, this
     # one.

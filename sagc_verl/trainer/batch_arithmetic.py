@@ -92,10 +92,12 @@ class BatchShape:
 
     @staticmethod
     def _no_scoring(model: Model, step_rows: int) -> str | None:
+        if not model.infer_micro_batch_rows:
+            return None
         rows, rest = divmod(step_rows, model.data_parallel)
         if rest:
             return f"{step_rows} rows per step do not split over the {model.data_parallel} workers of {model.key}"
-        if model.infer_micro_batch_rows and rows % model.infer_micro_batch_rows:
+        if rows % model.infer_micro_batch_rows:
             return (
                 f"{rows} rows per worker do not split into micro-batches of {model.infer_micro_batch_rows} when "
                 f"{model.key} scores them; set {model.dynamic_key}=True"

@@ -17,6 +17,8 @@ from typing import Any
 import ray
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 
+from sagc_verl.trainer.step_rollouts import QUEUE_FIELD
+
 logger = logging.getLogger(__name__)
 
 
@@ -112,7 +114,7 @@ class StampingRolloutWorker(_VerlWorker):
         stamp.reward_s = last.metrics.compute_score
         stamp.turns = last.num_turns
         stamp.preempted = max(output.metrics.num_preempted for output in outputs)
-        queued = [output.extra_fields.get("sagc_queue_s") for output in outputs]
+        queued = [output.extra_fields.get(QUEUE_FIELD) for output in outputs]
         if all(seconds is not None for seconds in queued):
             stamp.queue_s = sum(queued)
         if last.reward_score is not None:

@@ -85,10 +85,12 @@ class SagcSession:
         try:
             lines = self.controller.load_state_dict(read_state(folder)["controller"])
         except FileNotFoundError:
+            self.controller.skip_to(step)
             self._warn(
                 "state", f"no controller state in {folder} (trained without SAGC?): it starts afresh at step {step}"
             )
         except (OSError, KeyError, ValueError, StateError) as error:
+            self.controller.skip_to(step)
             self.fault("state", f"the controller state cannot be used, it starts afresh: {error}")
         else:
             for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,9 @@ from typing import Any
 import numpy as np
 
 from sagc_verl.control.groups import GroupBatch
+
+QUEUE_FIELD = "sagc_queue_s"
+"""Key in a rollout's `extra_fields`: seconds from arriving at the engine to being scheduled, of its last turn."""
 
 # Rows of `sagc_verl.trainer.rollout_worker.Trajectory`, in its order; kept here so that this module needs no veRL.
 FIELDS = (
@@ -57,8 +61,8 @@ class StepRollouts:
     def groups(self) -> Iterator[tuple[str, slice]]:
         """Each group's uid and rows."""
         uids = self.columns["uid"]
-        starts = np.flatnonzero(np.concatenate(([True], uids[1:] != uids[:-1]))) if len(uids) else []
-        for start, end in zip(starts, [*starts[1:], len(uids)], strict=True):
+        bounds = [0, *(np.flatnonzero(uids[1:] != uids[:-1]) + 1), len(uids)]
+        for start, end in itertools.pairwise(bounds if len(uids) else []):
             yield str(uids[start]), slice(int(start), int(end))
 
     def batch(self, signal: str, cap: float | None, known_prompts: bool) -> GroupBatch | None:

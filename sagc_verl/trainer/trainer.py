@@ -35,9 +35,15 @@ from sagc_verl.trainer.step_rollouts import StepRollouts, from_tags, from_worker
 from sagc_verl.trainer.watch import WorkerWatch, within
 
 logger = logging.getLogger(__name__)
+# As veRL does for its own modules: the root logger shows warnings only, and a resume must say what it did.
+logging.getLogger("sagc_verl").setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 DRAIN_SECONDS = 30.0
 """How long the workers may take to hand over their stamps; past that the step goes without them."""
+
+HANG_SECONDS = 1800.0
+HANG_SECONDS_CPU = 120.0
+"""Limits of a weight sync where sagc.hang_timeout is not set; large models on slow links take minutes."""
 
 
 class AnswersSync:
@@ -64,15 +70,17 @@ class SagcTrainer(AnswersSync, PPOTrainerSync):
         if not rollout.agent.get("agent_loop_manager_class"):
             with open_dict(config):
                 rollout.agent.agent_loop_manager_class = OUR_MANAGER
+        if rollout.name == "vllm" and not rollout.disable_log_stats:
+            from sagc_verl.trainer.vllm_server import stamp_queues
+
+            stamp_queues()
         super().__init__(config)  # pyright: ignore[reportCallIssue]  (without veRL at hand)
         if self._sagc.poll_interval is not None:
             self.replay_buffer.poll_interval = self._sagc.poll_interval
         self._watch_polls()
 
     def fit(self, agent_loop_manager) -> None:
-        self._watch = WorkerWatch(
-            [(f"rollout worker {i}", worker) for i, worker in enumerate(_workers_of(agent_loop_manager))]
-        )
+        self._watch = WorkerWatch(self._actors_of_a_rollout(agent_loop_manager))
         self.session.open_records(resume_step=self.global_steps)
         try:
             super().fit(agent_loop_manager)
@@ -97,12 +105,7 @@ class SagcTrainer(AnswersSync, PPOTrainerSync):
         limit = self._sagc.max_refills * self.config.data.train_batch_size
         if self._refills + num_prompts > limit:
             raise RuntimeError(
-                f"sagc_verl: step {self.global_steps} has generated {self._submitted} prompts without "
-                f"{self.config.data.train_batch_size} groups that pass algorithm.filter_groups "
-                f"(metric {self.config.algorithm.filter_groups.metric}): {self._sagc.max_refills} refills of "
-                f"data.train_batch_size are the limit (sagc.max_refills). All rollouts of a prompt get the same "
-                "reward: the task is too easy or too hard for the model, the reward is constant, or "
-                f"n={self.session.size} is too small."
+                _no_group_passes(self.config, self.global_steps, self._submitted, self._sagc.max_refills)
             )
         return super()._add_prompts_to_generate(num_prompts)
 
@@ -169,6 +172,17 @@ class SagcTrainer(AnswersSync, PPOTrainerSync):
             self.session.fault("collect", f"the step's rollouts could not be collected: {error!r}")
             return None
 
+    def _actors_of_a_rollout(self, agent_loop_manager) -> list[tuple[str, Any]]:
+        """Every actor that a rollout needs, with a name for messages."""
+        servers = [server for replica in self.llm_server_manager.get_replicas() for server in replica.servers]
+        rewards = self.reward_loop_manager.reward_loop_worker_handles or []
+        kinds = {
+            "rollout worker": _workers_of(agent_loop_manager),
+            "rollout server": servers,
+            "reward worker": rewards,
+        }
+        return [(f"{kind} {i}", actor) for kind, actors in kinds.items() for i, actor in enumerate(actors)]
+
     def _watch_polls(self) -> None:
         """Look after the rollout workers whenever the replay buffer waits: veRL would wait for a dead one for ever."""
         wait = getattr(self.replay_buffer, "_wait_for_next_poll", None)
@@ -183,7 +197,25 @@ class SagcTrainer(AnswersSync, PPOTrainerSync):
         self.replay_buffer._wait_for_next_poll = watched
 
     def _within_limit(self, what: str, action: Any) -> None:
-        within(self._sagc.hang_timeout, what, action, kill=self.actor_rollout_wg.workers)
+        limit = self._sagc.hang_timeout
+        if limit is None:
+            limit = HANG_SECONDS_CPU if self.config.trainer.device == "cpu" else HANG_SECONDS
+        within(limit, what, action, kill=self.actor_rollout_wg.workers)
+
+
+def _no_group_passes(config: DictConfig, step: int, submitted: int, max_refills: int) -> str:
+    filtering = config.algorithm.get("filter_groups") or {}
+    why = (
+        f"algorithm.filter_groups (metric {filtering.get('metric')}) drops groups whose rollouts all get the same value: the "
+        f"task is too easy or too hard for the model, the reward is constant, or n={config.actor_rollout_ref.rollout.n} is "
+        "too small"
+        if filtering.get("enable")
+        else "failed groups are refilled (trainer.v1.sampler.sync_refill_failed_groups): look for the rollouts' errors above"
+    )
+    return (
+        f"sagc_verl: step {step} has generated {submitted} prompts and still has not the {config.data.train_batch_size} groups "
+        f"to train on; veRL would go on for ever. {why}. The limit is sagc.max_refills={max_refills} times the batch."
+    )
 
 
 def _workers_of(agent_loop_manager: Any) -> list[Any]:

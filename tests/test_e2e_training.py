@@ -1,0 +1,285 @@
+"""Real trainings on the CPU: unmodified veRL, Ray, vLLM and FSDP under `trainer_mode=sagc`. Minutes; `-m "not e2e"` skips them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from e2e_runs import QUICKSTART, TrainingRun, end, finish, ray_processes, start_training, wait_for
+
+import sagc_verl
+from sagc_verl.control.rules import RULES
+from sagc_verl.trainer.controller_state import read_state
+
+pytestmark = pytest.mark.e2e
+pytest.importorskip("verl", reason="veRL is not installed (scripts/setup_cpu.sh)")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of all runs, with a warm interpreter that ends with this process."""
+    from sagc_verl.cpu import warm
+
+    folder = tmp_path_factory.mktemp("runs")
+    warm.start(log=folder / "warm.log")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def task(runs: Path) -> Path:
+    """The quickstart's task with a briefly taught model: it wanders, which is all that is asked of it here."""
+    folder = runs / "task"
+    command = [sys.executable, str(QUICKSTART / "make_task.py"), "--out", str(folder), "--steps", "80"]
+    subprocess.run(command, check=True, capture_output=True)
+    return folder
+
+
+def train(task: Path, folder: Path, *overrides: str) -> TrainingRun:
+    return finish(start_training(task, folder, list(overrides)), folder)
+
+
+# ---- n changes from step to step
+
+
+@pytest.fixture(scope="session")
+def moving(task: Path, runs: Path) -> TrainingRun:
+    return train(
+        task,
+        runs / "moving",
+        "actor_rollout_ref.rollout.n=6",
+        "+sagc.policy=schedule",
+        "+sagc.schedule={1:4,2:6,3:3}",
+        "actor_rollout_ref.rollout.val_kwargs.n=2",
+        "actor_rollout_ref.rollout.val_kwargs.do_sample=True",
+        "trainer.test_freq=3",
+        "trainer.total_training_steps=3",
+    ).check()
+
+
+def test_every_group_has_the_size_of_its_step(moving: TrainingRun) -> None:
+    assert [probe["group_sizes"] for probe in moving.probes] == [[4] * 8, [6] * 8, [3] * 8]
+
+
+def test_updates_and_padding_are_those_of_veRL_at_that_size(moving: TrainingRun) -> None:
+    for probe, n in zip(moving.probes, (4, 6, 3), strict=True):
+        assert probe["mini_batch_size"] == probe["global_batch_size"] == 4 * n
+        assert probe["padding_rows"] == 0
+        assert probe["rows"] / probe["mini_batch_size"] == 2  # optimizer updates, the same at every size
+
+
+def test_advantages_compare_within_the_group(moving: TrainingRun) -> None:
+    assert max(probe["advantage_error"] for probe in moving.probes) < 1e-4
+
+
+def test_validation_has_its_own_n_and_is_not_recorded(moving: TrainingRun) -> None:
+    assert any(name.endswith("@2") for name in moving.metrics[3] if name.startswith("val-core/"))
+    counts = sagc_verl.load_run(moving.folder).rollouts.groupby("step").size()
+    assert counts.to_dict() == {1: 32, 2: 48, 3: 24}
+
+
+def test_records_agree_with_what_was_trained(moving: TrainingRun) -> None:
+    run = sagc_verl.load_run(moving.folder)
+    assert run.steps["n"].tolist() == [4, 6, 3]
+    assert run.steps["next_n"].tolist()[:2] == [6, 3]
+    rewards = run.rollouts.groupby("step")["reward"].sum()
+    for probe in moving.probes:
+        assert rewards[probe["step"]] == pytest.approx(probe["scores"], abs=1e-4)
+        recorded = run.table("rollouts", steps=[probe["step"]])
+        assert sorted(recorded["response_tokens"]) == sorted(map(len, probe["responses"]))
+    rollouts = run.rollouts
+    assert (rollouts["status"] == "trained").all()
+    assert (rollouts["end_s"] > rollouts["start_s"]).all() and (rollouts["start_s"] >= 0).all()
+    assert rollouts["queue_s"].notna().all()  # vLLM's statistics are on in the CPU preset
+    assert rollouts["prompt_index"].nunique() > 8
+
+
+def test_sagc_metrics_reach_veRLs_loggers(moving: TrainingRun) -> None:
+    for step, n in ((1, 4), (2, 6), (3, 3)):
+        metrics = moving.metrics[step]
+        assert metrics["sagc/size"] == n
+        assert metrics["sagc/rollouts"] == 8 * n
+        assert metrics["sagc/faults"] == 0
+        assert 0 <= metrics["sagc/straggler_rate"] <= 1
+
+
+def test_rollout_and_training_probabilities_agree(moving: TrainingRun) -> None:
+    """The weights that vLLM samples with are those that were trained: each sync arrives."""
+    assert max(metrics["training/rollout_probs_diff_max"] for metrics in moving.metrics.values()) < 1e-3
+
+
+@pytest.mark.parametrize("command", (["summary"], ["trace", "--step", "2", "--out", "-"], ["export", "--out", "-"]))
+def test_commands_read_a_real_run(moving: TrainingRun, command: list[str]) -> None:
+    name, *options = command
+    result = subprocess.run(
+        [Path(sys.executable).with_name("sagc-verl"), name, moving.folder, *options], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout
+
+
+# ---- the controller moves n, and a resumed run goes on
+
+
+@pytest.fixture(scope="session")
+def resumed(task: Path, runs: Path) -> tuple[TrainingRun, TrainingRun]:
+    """The same training stopped after step 4 (checkpoints at 2 and 4), then resumed to step 6."""
+    folder = runs / "resumed"
+    overrides = (
+        "actor_rollout_ref.rollout.n=6",
+        "+sagc.sizes=[3,4,6]",
+        "+sagc.budget=0.05",
+        "+sagc.gain=5",
+        "+sagc.threshold=1.3",
+        "+sagc.warmup=1",
+        "+sagc.dwell=1",
+        "trainer.save_freq=2",
+    )
+    first = train(task, folder, *overrides, "trainer.total_training_steps=4").check()
+    first_metrics = dict(first.metrics)
+    second = train(task, folder, *overrides, "trainer.total_training_steps=6").check()
+    assert set(first_metrics) == {1, 2, 3, 4}
+    return first, second
+
+
+def test_the_size_moves(resumed: tuple[TrainingRun, TrainingRun]) -> None:
+    steps = sagc_verl.load_run(resumed[1].folder).steps
+    assert steps["n"].iloc[0] == 6
+    assert steps["n"].nunique() > 1
+
+
+def test_a_resumed_run_plays_the_size_that_was_decided(resumed: tuple[TrainingRun, TrainingRun]) -> None:
+    steps = sagc_verl.load_run(resumed[1].folder).steps.set_index("step")
+    assert steps.index.tolist() == [1, 2, 3, 4, 5, 6]
+    assert steps["attempt"].tolist() == [1, 1, 1, 1, 2, 2]
+    assert steps["n"].tolist()[1:] == steps["next_n"].tolist()[:-1]
+    saved = read_state(resumed[1].folder / "global_step_4")["controller"]
+    assert saved["size"] == steps["n"][5]
+    assert saved["step"] == 4
+
+
+def test_a_resumed_run_goes_on_with_its_queue(resumed: tuple[TrainingRun, TrainingRun]) -> None:
+    steps = sagc_verl.load_run(resumed[1].folder).steps.set_index("step")
+    cap = 3.0  # of rule=feasible
+    assert "feasible" in RULES
+    expected = np.clip(steps["queue"][4] + steps["straggler_rate"][5] - 0.05, -cap, cap)
+    assert steps["queue"][5] == pytest.approx(expected, abs=1e-6)
+    assert f"resumed at step 4: next size {steps['n'][5]}" in resumed[1].log.replace("\n", " ")
+
+
+# ---- more workers
+
+
+def test_two_data_parallel_workers(task: Path, runs: Path) -> None:
+    run = train(
+        task,
+        runs / "dp2",
+        "trainer.n_gpus_per_node=2",
+        "+sagc.policy=schedule",
+        "+sagc.schedule={1:3,2:4}",
+        "trainer.total_training_steps=2",
+    ).check()
+    assert [probe["group_sizes"] for probe in run.probes] == [[3] * 8, [4] * 8]
+    assert [probe["rows"] for probe in run.probes] == [24, 32]
+    assert max(probe["advantage_error"] for probe in run.probes) < 1e-4
+    rollouts = sagc_verl.load_run(run.folder).rollouts
+    assert len(rollouts) == 8 * 7
+
+
+# ---- policy=static is stock veRL
+
+
+def test_static_is_stock_veRL(task: Path, runs: Path) -> None:
+    """With seeded rollouts, `policy=static` and veRL's own synchronous trainer give the same texts and the same updates."""
+    seeded = (
+        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={Path(__file__).with_name('e2e_agent.yaml')}",
+        "actor_rollout_ref.rollout.agent.default_agent_loop=seeded_agent",
+        "trainer.total_training_steps=3",
+    )
+    stock = train(task, runs / "stock", "trainer.v1.trainer_mode=cpu_sync", *seeded).check()
+    static = train(task, runs / "static", "+sagc.policy=static", *seeded).check()
+    for ours, theirs in zip(static.probes, stock.probes, strict=True):
+        for name in ("rows", "padding_rows", "group_sizes", "mini_batch_size", "global_batch_size", "scores", "responses"):
+            assert ours[name] == theirs[name], name
+    for step in (1, 2, 3):
+        for name in ("actor/pg_loss", "actor/grad_norm", "actor/lr", "critic/rewards/mean", "response_length/mean"):
+            assert static.metrics[step][name] == pytest.approx(stock.metrics[step][name], rel=1e-3, abs=1e-6), name
+
+
+# ---- DAPO
+
+
+def test_dapo_refills_keep_the_size_and_are_recorded(task: Path, runs: Path) -> None:
+    run = train(
+        task,
+        runs / "dapo",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=reward",
+        "+sagc.policy=schedule",
+        "+sagc.schedule={1:4,2:3}",
+        "trainer.total_training_steps=2",
+    ).check()
+    assert [probe["group_sizes"] for probe in run.probes] == [[4] * 8, [3] * 8]
+    records = sagc_verl.load_run(run.folder)
+    groups = records.groups
+    trained = groups[groups["status"] == "trained"]
+    assert (trained.groupby("step").size() == 8).all()
+    assert not trained["silent"].any()
+    for step in (1, 2):
+        here = groups[groups["step"] == step]
+        metrics = run.metrics[step]
+        assert (here["status"] == "filtered").sum() == metrics.get("training/filter_groups/evicted_samples", 0)
+        assert (here["status"] == "surplus").sum() == metrics.get(
+            "training/filter_groups/discarded_surplus_samples", 0
+        )
+        assert metrics["sagc/refills"] == len(here) - 8
+    assert set(records.rollouts["n"]) == {3, 4}
+
+
+def test_dapo_ends_when_no_group_can_pass(task: Path, runs: Path) -> None:
+    run = train(
+        task,
+        runs / "hopeless",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=reward",
+        f"reward.custom_reward_function.path={Path(__file__).with_name('e2e_reward.py')}",
+        "reward.custom_reward_function.name=constant",
+        "+sagc.policy=static",
+        "+sagc.max_refills=2",
+        "trainer.total_training_steps=2",
+    )
+    assert run.returncode != 0
+    assert "veRL would go on for ever" in run.log
+    assert "sagc.max_refills=2" in run.log
+
+
+# ---- what must not run, and what must not hang
+
+
+def test_a_bad_setting_stops_before_a_worker_starts(task: Path, runs: Path) -> None:
+    run = train(task, runs / "refused", "+sagc.bugdet=0.1", "trainer.total_training_steps=1")
+    assert run.returncode != 0
+    assert "there is no such key, did you mean sagc.budget?" in run.log
+    assert "create worker group" not in run.log
+
+
+@pytest.mark.parametrize("victim", ("StampingRolloutWorker", "HttpServer"))
+def test_a_dead_worker_ends_the_run(task: Path, runs: Path, victim: str) -> None:
+    folder = runs / f"killed_{victim}"
+    began = int(time.time())
+    process = start_training(task, folder, ["+sagc.policy=static", "trainer.total_training_steps=500"])
+    try:
+        wait_for(folder, "step:2 - ")
+        killed = [found for found in ray_processes(victim, below=began) if found.pid != process.pid]
+        assert killed, f"no process called {victim}"
+        for found in killed:
+            found.kill()
+        process.wait(120)  # within two minutes
+    finally:
+        end(process)
+    assert process.returncode != 0
+    run = finish(process, folder)
+    assert "died" in run.log
