@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from sagc_verl.control import RISKS, Controller, EventModel, GroupBatch, SagcConfig, StepReport, parse_config
+from sagc_verl.control.waiting import WaitingShare
 from sagc_verl.replay.advice import worth
 from sagc_verl.replay.costs import Blended, cost_player, spread_player
 from sagc_verl.replay.players import Plain, Player, oracle_player, sagc_player, static_player
@@ -234,7 +235,7 @@ class Aimd(Controller):
 
 
 class Watched(Outcome):
-    """An outcome that keeps every rate: a study is short."""
+    """An outcome that keeps the cost of every step: a study is short."""
 
     def __init__(self, player: Player):
         super().__init__(player.name, player.kind, player.controller.config.budget)
@@ -242,7 +243,7 @@ class Watched(Outcome):
         self.played: list[int] = []
 
     def take(self, report: StepReport, *rest: object) -> None:
-        self.rates.append(report.straggler_rate)
+        self.rates.append(report.cost)
         self.played.append(report.size)
         super().take(report, *rest)  # type: ignore[arg-type]
 
@@ -371,7 +372,11 @@ def thresholds(data: Path | None) -> str:
     }
     for k in (2.5, 3.0):
         makers[f"threshold auto, k={k:g}, budget .2"] = lambda config, sizes, k=k: spread_player(k, config, sizes)
-    for cost, levels in (("stall", (0.2, 0.3)), ("wait", (0.4, 0.5)), ("idle", (0.4, 0.5))):
+    for level in (0.3, 0.4, 0.5):
+        makers[f"waiting share, budget {level:g}"] = lambda config, sizes, level=level: sagc_player(
+            replace(config, constraint="waiting", budget=level), sizes
+        )
+    for cost, levels in (("stall", (0.2, 0.3)), ("overrun", (0.4, 0.5))):
         for level in levels:
             makers[f"{cost} share, budget {level:g}"] = lambda config, sizes, cost=cost, level=level: cost_player(
                 cost, replace(config, budget=level), sizes
@@ -386,12 +391,13 @@ def thresholds(data: Path | None) -> str:
         values = [{n: worth(outcome, max(world.sizes), u) for n, outcome in static.items()} for u in WORTHS]
         for n, outcome in static.items():
             saved = 1 - outcome.seconds_per_step / static[max(world.sizes)].seconds_per_step
-            costs = [mean_cost(world, base, cost, n) for cost in ("stall", "wait", "idle")]
+            costs = [mean_cost(world, base, cost, n) for cost in ("stall", "overrun")]
             relative = [f"{value[n] / max(value.values()) - 1:+.1%}" for value in values]
-            statics.append([world.name, n, outcome.rate, *costs, f"{saved:.1%}", *relative])
+            shares = [outcome.rate, outcome.mean("waiting"), *costs]
+            statics.append([world.name, n, *shares, f"{saved:.1%}", *relative])
         for name, make in makers.items():
             outcome = watch(world, make(base, world.sizes), steps)
-            over = " *" if outcome.rate > outcome.budget + 0.01 else ""
+            over = " *" if outcome.cost > outcome.budget + 0.01 else ""
             rows[name].append(f"{outcome.mean_n:.1f}{over}")
             for i, utility in enumerate(WORTHS):
                 losses[name][i].append(1 - worth(outcome, max(world.sizes), utility) / max(values[i].values()))
@@ -410,9 +416,9 @@ def thresholds(data: Path | None) -> str:
         "world",
         "n",
         "straggler rate",
-        "stall",
-        "wait",
-        "idle",
+        "waiting share",
+        "stall share",
+        "overrun share",
         "step time saved",
         "(n-1)/(n+3) per s",
         "1-1/n per s",
@@ -426,6 +432,62 @@ def mean_cost(world: World, base: SagcConfig, cost: str, n: int) -> float:
     return float(np.mean(watch(world, player, 40).rates[10:]))
 
 
+# ---- the waiting share
+
+
+def waiting(data: Path | None, every: Sequence[float] = (0.3, 0.4, 0.5)) -> str:
+    """Is it foreseen, and is its budget kept?"""
+    errors, kept, steps = [], [], 600
+    for world in worlds(data, at=steps // 2).values():
+        base = replace(parse_config({"constraint": "waiting"}, max(world.sizes)), budget=0.4)
+        first, truth = true_risk(world.workload, base, world.sizes, steps, PROMPTS, SEED, groups=1024)
+        if len(truth) == 1:
+            events = EventModel(base.threshold, base.reference, False, base.gamma)
+            model, found = WaitingShare(base.gamma), []
+            for step in range(1, 151):
+                batch = world.workload.draw(step, PROMPTS, (4, 8)[step // 10 % 2], SEED).batch()
+                model.learn(batch, events.observe(batch))
+                if step > 100 and step % 10 == 0:
+                    found.append(model.predict(np.array(world.sizes)))
+            predicted = np.mean(found, axis=0)
+            errors += [
+                [world.name, n, float(value), float(told), f"{told - value:+.3f}"]
+                for n, value, told in zip(world.sizes, truth[0], predicted, strict=True)
+            ]
+        for budget in every:
+            if truth[:, -1].max() <= budget or truth[:, 0].max() > budget:
+                continue
+            config = replace(base, budget=budget)
+            players = [
+                sagc_player(config, world.sizes, name="feasible"),
+                sagc_player(replace(config, rule="drift_penalty"), world.sizes, name="drift_penalty"),
+                oracle_player(config, world.sizes, None, first, truth),
+            ]
+            outcomes = [watch(world, player, steps) for player in players]
+            for outcome in outcomes:
+                mark = " *" if outcome.cost > budget + 0.01 else ""
+                numbers = [f"{outcome.cost:.3f}{mark}", f"{outcome.largest_excess:.1f}", f"{outcome.mean_n:.1f}"]
+                numbers += [f"{outcome.mean_n / outcomes[-1].mean_n:.2f}", f"{100 * outcome.moves / steps:.1f}"]
+                kept.append([world.name, f"{budget:g}", outcome.name, *numbers])
+    text = "Mean waiting share of groups of each size, and its prediction with sizes 4 and 8 played:\n\n"
+    text += table(("world", "n", "truth", "predicted", "error"), errors)
+    text += (
+        "\nWhere some size is within the budget at every time and not all are, 600 steps each (* over the budget by "
+    )
+    text += "more than .01; excess in steps):\n\n"
+    heads = (
+        "world",
+        "budget",
+        "player",
+        "waiting share",
+        "largest excess",
+        "mean n",
+        "n, of the oracle's",
+        "moves per 100",
+    )
+    return text + table(heads, kept)
+
+
 # ---- output
 
 PARTS: dict[str, tuple[str, Callable[[Path | None], str]]] = {
@@ -434,6 +496,7 @@ PARTS: dict[str, tuple[str, Callable[[Path | None], str]]] = {
     "memory": ("Does a remembered reference settle?", memory),
     "budgets": ("Is the budget kept?", budgets),
     "thresholds": ("Without a hand-set threshold", thresholds),
+    "waiting": ("Is a budget for waiting kept?", waiting),
 }
 
 

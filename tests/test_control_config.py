@@ -13,6 +13,7 @@ from sagc_verl.control import (
     SagcConfig,
     config_hash,
     config_table,
+    default_settings,
     parse_config,
     resolve_sizes,
 )
@@ -40,7 +41,8 @@ REFUSED = [
     ({"budget": 0}, "sagc.budget=0: must be above 0 and below 1"),
     ({"budget": 1.0}, "sagc.budget=1.0: must be above 0 and below 1"),
     ({"budget": "0.1"}, "sagc.budget=0.1: must be a number"),
-    ({"budget": None}, "sagc.budget=null: must be a number"),
+    ({"constraint": "idle"}, "sagc.constraint=idle: is not known; legal: straggler, waiting"),
+    ({"stall_seconds": 5}, "sagc.stall_seconds=5: there is no such key"),
     ({"budget": True}, "sagc.budget=true: must be a number"),
     ({"budget": float("nan")}, "sagc.budget=nan: must be above 0"),
     ({"threshold": 1.0}, "sagc.threshold=1.0: must be above 1; legal: number above 1"),
@@ -174,12 +176,32 @@ def test_table_documents_every_key():
     rows = config_table()
     assert [row[0] for row in rows] == list(SagcConfig.__dataclass_fields__)
     assert all(isinstance(text, str) and text for row in rows for text in row)
-    assert ("budget", "0.2") in [row[:2] for row in rows]
+    assert ("budget", "null") in [row[:2] for row in rows]
+    assert "default: 0.2 (straggler), 0.4 (waiting)" in next(row[3] for row in rows if row[0] == "budget")
 
 
 def test_every_default_is_legal():
     defaults = {name: item.default for name, item in SagcConfig.__dataclass_fields__.items()}
     assert parse_config(defaults, 16) == SagcConfig()
+    assert default_settings() == defaults
+
+
+@pytest.mark.parametrize(
+    ("raw", "budget"),
+    [
+        ({}, 0.2),
+        ({"budget": None}, 0.2),
+        ({"constraint": "waiting"}, 0.4),
+        ({"constraint": "waiting", "budget": 0.3}, 0.3),
+        ({**default_settings(), "constraint": "waiting"}, 0.4),
+    ],
+)
+def test_a_budget_that_is_not_given_is_that_of_the_constraint(raw, budget):
+    assert parse_config(raw, 16).budget == budget
+
+
+def test_pairs_may_wait_whatever_the_reference():
+    assert parse_config({"constraint": "waiting", "reference": "max_median", "sizes": [2, 8]}, 16).sizes == (2, 8)
 
 
 def test_hash_tells_configurations_apart():

@@ -222,7 +222,8 @@ def test_report_tells_what_the_step_told():
     lengths[0, 0], lengths[1, 0] = 1000, np.nan
     truncated = lengths == 1000
     report = controller_of(sizes=(4, 8)).observe(batch_of(lengths, truncated=truncated, cap=2000))
-    assert report.straggler_rate == report.straggler_rate_mean == 0.1
+    assert report.straggler_rate == report.straggler_rate_mean == report.cost == report.cost_mean == 0.1
+    assert report.waiting_share == pytest.approx((1 - 1300 / 4000) / 10)
     assert report.cumulative_excess == pytest.approx(-0.1)
     assert (report.groups, report.rollouts, report.left_out) == (10, 39, 1)
     assert report.truncated_share == pytest.approx(1 / 39)
@@ -323,7 +324,14 @@ def test_a_size_no_longer_played_falls_to_the_next_below(size, continued):
 
 
 @pytest.mark.parametrize(
-    "changed", [{"threshold": 3.0}, {"signal": "seconds"}, {"reference": "max_median"}, {"count_truncated": True}]
+    "changed",
+    [
+        {"threshold": 3.0},
+        {"signal": "seconds"},
+        {"reference": "max_median"},
+        {"count_truncated": True},
+        {"constraint": "waiting", "budget": 0.2},
+    ],
 )
 def test_another_event_restarts_what_was_learnt_and_says_so(changed):
     first, second = played_controller(), controller_of(**changed)
@@ -366,11 +374,12 @@ def test_a_static_run_can_go_on_under_the_controller_and_back():
         (lambda s: {**s, "size": "8"}, "'8' must be a whole number"),
         (lambda s: {**s, "size": 0}, "0 must be a whole number of at least 2"),
         (lambda s: {**s, "account": [1]}, "damaged"),
-        (lambda s: {**s, "risk": {"log_posterior": [0.0]}}, "log_posterior must hold 288 finite numbers"),
+        (lambda s: {**s, "account": [*s["account"], 1.0]}, "account holds 6 numbers"),
+        (lambda s: {**s, "risk": {"log_posterior": [0.0]}}, "log_posterior must hold 864 finite numbers"),
         (lambda s: {**s, "risk": None}, "damaged"),
         (lambda s: {**s, "events": {}}, "'sources' is missing"),
         (lambda s: {**s, "events": {**s["events"], "sources": [["a", [1.0]]]}}, "damaged"),
-        (lambda s: {**s, "config": {}}, "'threshold' is missing"),
+        (lambda s: {**s, "config": {}}, "'constraint' is missing"),
     ],
 )
 def test_a_damaged_state_is_refused_in_one_line_and_changes_nothing(damage, message):

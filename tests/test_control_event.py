@@ -136,6 +136,59 @@ def test_references_follow_a_drift_of_the_lengths():
         assert events.rate < 0.12
 
 
+@pytest.mark.parametrize("n", [4, 16])
+def test_what_the_first_groups_of_a_prompt_suggest_does_not_stay(n):
+    rng = np.random.default_rng(0)
+    typical = np.exp(rng.normal(6, 1.0, (32, 1)))
+    prompts = [f"prompt {i}" for i in range(32)]
+    judged, error = model(), []
+    for _ in range(150):
+        references = judged.observe(batch_of(typical * np.exp(rng.normal(0, 0.5, (32, n))), None, prompts)).reference
+        error.append(np.sqrt(np.mean(np.log(references / typical.ravel()) ** 2)))
+    alone = 0.5 * np.sqrt(np.pi / 2 / n)  # what one group's median can tell
+    assert np.mean(error[:3]) > 0.6 * alone
+    assert np.mean(error[-50:]) < 0.3 * alone
+
+
+def test_a_remembered_prompt_follows_a_jump_and_settles_again():
+    rng = np.random.default_rng(0)
+    typical = np.exp(rng.normal(6, 1.0, (64, 1)))
+    prompts = [f"prompt {i}" for i in range(64)]
+    judged, error = model(), []
+    for step in range(120):
+        now = typical * (1 if step < 60 else 3)
+        references = judged.observe(batch_of(now * np.exp(rng.normal(0, 0.4, (64, 8))), ["s"] * 64, prompts)).reference
+        error.append(np.log(references / now.ravel()))
+    assert abs(np.mean(error[60])) > 0.3  # not foreseen
+    assert abs(np.mean(error[65:])) < 0.05
+    assert np.std(error[100:]) < 0.12
+
+
+def test_the_prompts_not_seen_for_longest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(memory_module, "MAX_PROMPTS", 32)
+    judged, often = model(), ["a", "b"]
+    for step in range(40):
+        judged.observe(batch_of(np.full((4, 4), 100.0), None, [*often, f"{step}/0", f"{step}/1"]))
+    kept = list(judged.state_dict()["prompts"])
+    assert kept[-4:] == ["a", "b", "39/0", "39/1"]
+    assert 24 <= len(kept) <= 32
+    assert "0/0" not in kept
+
+
+def test_memory_recalls_what_was_remembered_last_and_nothing_of_none():
+    memory = memory_module.PromptMemory()
+    memory.remember(memory.slots(["a", None, "b", "a"]), np.array([1.0, 2.0, 3.0, 4.0]), np.full(4, 0.5))
+    m, variance = memory.recall(memory.slots(["b", "a", None, "c"]))
+    assert m.tolist()[:2] == [3.0, 4.0]
+    assert np.isnan(m[2:]).all()
+    assert variance.tolist()[:2] == [0.5, 0.5]
+    assert memory.state() == {"b": [3.0, 0.5], "a": [4.0, 0.5]}
+    assert memory_module.PromptMemory.from_state(memory.state()).state() == memory.state()
+    for damaged in ({"a": [1.0]}, {"a": 1.0}, {"a": [float("nan"), 1.0]}, {"a": [0.0, -1.0]}):
+        with pytest.raises((ValueError, TypeError)):
+            memory_module.PromptMemory.from_state(damaged)
+
+
 def test_groups_of_one_or_none_never_count():
     batch = GroupBatch.from_rows([0, 1, 1, 1], [999.0, 10, 10, 10])
     events = model().observe(batch)

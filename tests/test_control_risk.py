@@ -37,7 +37,19 @@ def test_what_is_learnt_at_one_size_holds_for_others():
     sizes = np.array([2, 4, 8, 16])
     hazard = rng.beta(0.5, 9.5, 200_000)
     truth = [(1 - (1 - hazard) ** n).mean() for n in sizes]
-    assert risk.predict(sizes) == pytest.approx(truth, rel=0.08)  # a step of the grid is 19% in the mean
+    assert risk.predict(sizes) == pytest.approx(truth, rel=0.05)
+
+
+def test_with_many_groups_the_grid_is_not_the_limit():
+    errors = []
+    for mean in (0.004, 0.0075, 0.013, 0.022, 0.05):
+        rng, risk = np.random.default_rng(0), RISKS["beta_binomial"](0.98)
+        for _ in range(40):
+            risk.update(rng.binomial(8, rng.beta(10 * mean, 10 * (1 - mean), 1024)), np.full(1024, 8))
+        truth = [(1 - (1 - rng.beta(10 * mean, 10 * (1 - mean), 400_000)) ** n).mean() for n in (4, 8, 16)]
+        errors.append(np.abs(risk.predict(np.array([4, 8, 16])) / truth - 1))
+    assert np.mean(errors) < 0.03
+    assert np.max(errors) < 0.06
 
 
 def test_sizes_may_be_mixed_in_a_step():

@@ -12,7 +12,6 @@ import pytest
 from e2e_runs import QUICKSTART, TrainingRun, end, finish, ray_processes, start_training, wait_for
 
 import sagc_verl
-from sagc_verl.control.rules import RULES
 from sagc_verl.trainer.controller_state import read_state
 
 pytestmark = pytest.mark.e2e
@@ -131,8 +130,7 @@ def resumed(task: Path, runs: Path) -> tuple[TrainingRun, TrainingRun]:
     overrides = (
         "actor_rollout_ref.rollout.n=6",
         "+sagc.sizes=[3,4,6]",
-        "+sagc.budget=0.05",
-        "+sagc.gain=5",
+        "+sagc.budget=0.3",
         "+sagc.threshold=1.3",
         "+sagc.warmup=1",
         "+sagc.dwell=1",
@@ -164,8 +162,7 @@ def test_a_resumed_run_plays_the_size_that_was_decided(resumed: tuple[TrainingRu
 def test_a_resumed_run_goes_on_with_its_queue(resumed: tuple[TrainingRun, TrainingRun]) -> None:
     steps = sagc_verl.load_run(resumed[1].folder).steps.set_index("step")
     cap = 3.0  # of rule=feasible
-    assert "feasible" in RULES
-    expected = np.clip(steps["queue"][4] + steps["straggler_rate"][5] - 0.05, -cap, cap)
+    expected = np.clip(steps["queue"][4] + steps["straggler_rate"][5] - 0.3, -cap, cap)
     assert steps["queue"][5] == pytest.approx(expected, abs=1e-6)
     assert f"resumed at step 4: next size {steps['n'][5]}" in resumed[1].log.replace("\n", " ")
 
@@ -197,6 +194,13 @@ def test_static_is_stock_veRL(task: Path, runs: Path) -> None:
     seeded = (
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={Path(__file__).with_name('e2e_agent.yaml')}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=seeded_agent",
+        f"reward.custom_reward_function.path={Path(__file__).with_name('e2e_reward.py')}",
+        "reward.custom_reward_function.name=parity",
+        # Rows are trained on in the order in which they arrived. One mini-batch, so that the order is only that of a sum; and
+        # a large eps, since Adam would make a step of a sum's last bits where the gradient is near zero.
+        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+        "+actor_rollout_ref.actor.optim.override_optimizer_config={eps:1.0}",
+        "actor_rollout_ref.actor.optim.lr=0.3",
         "trainer.total_training_steps=3",
     )
     stock = train(task, runs / "stock", "trainer.v1.trainer_mode=cpu_sync", *seeded).check()
@@ -218,6 +222,8 @@ def test_dapo_refills_keep_the_size_and_are_recorded(task: Path, runs: Path) -> 
         runs / "dapo",
         "algorithm.filter_groups.enable=True",
         "algorithm.filter_groups.metric=reward",
+        f"reward.custom_reward_function.path={Path(__file__).with_name('e2e_reward.py')}",
+        "reward.custom_reward_function.name=parity",  # about one group in eight gets the same value for all
         "+sagc.policy=schedule",
         "+sagc.schedule={1:4,2:3}",
         "trainer.total_training_steps=2",
@@ -266,7 +272,7 @@ def test_a_bad_setting_stops_before_a_worker_starts(task: Path, runs: Path) -> N
     assert "create worker group" not in run.log
 
 
-@pytest.mark.parametrize("victim", ("StampingRolloutWorker", "HttpServer"))
+@pytest.mark.parametrize("victim", ("StampingRolloutWorker", "QueueStampingServer"))
 def test_a_dead_worker_ends_the_run(task: Path, runs: Path, victim: str) -> None:
     folder = runs / f"killed_{victim}"
     began = int(time.time())

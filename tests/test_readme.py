@@ -54,7 +54,7 @@ def test_the_table_of_settings_is_up_to_date(monkeypatch, tmp_path, capsys):
     script = runpy.run_path(str(ROOT / "scripts" / "make_readme_table.py"))
     assert script["main"](["--check"]) == 0, "run python scripts/make_readme_table.py"
     stale = tmp_path / "README.md"
-    stale.write_text(README.read_text(encoding="utf-8").replace("| `budget` | `0.2` |", "| `budget` | `0.5` |"))
+    stale.write_text(README.read_text(encoding="utf-8").replace("| `threshold` | `2.5` |", "| `threshold` | `3` |"))
     monkeypatch.setitem(script["main"].__globals__, "README", stale)
     assert script["main"](["--check"]) == 1
     assert "out of date" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import pytest
 
 from sagc_verl.control import Controller, parse_config
 from sagc_verl.records.writer import RecordWriter
+from sagc_verl.replay import request
 from sagc_verl.replay.advice import verdict
 from sagc_verl.replay.comparison import Comparison, Plan, compare
 from sagc_verl.replay.costs import Blended, cost_player, spread_player
@@ -143,11 +144,11 @@ def test_a_trace_stays_small_and_keeps_the_means():
     assert (columns["size"] * columns["count"]).sum() == pytest.approx(sum(range(1000)))
 
 
-def write_run(folder: Path, steps: int = 12, prompts: int = 6, n: int = 4) -> np.ndarray:
+def write_run(folder: Path, steps: int = 12, prompts: int = 6, n: int = 4, **sagc: object) -> np.ndarray:
     """A recorded run; returns its lengths (steps, prompts, n)."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(10, 1000, (steps, prompts, n))
-    writer = RecordWriter(folder / "sagc", {"config": {"data": {"max_response_length": 1000}}})
+    writer = RecordWriter(folder / "sagc", {"config": {"data": {"max_response_length": 1000}, "sagc": sagc}})
     for step in range(1, steps + 1):
         rows = lengths[step - 1].ravel()
         group = np.repeat(np.arange(prompts), n)
@@ -191,6 +192,32 @@ def test_a_recorded_run_is_replayed_as_it_was(tmp_path: Path):
     assert "held-back" in lines[0]
 
 
+def test_a_recorded_run_is_replayed_with_its_own_settings(tmp_path: Path):
+    own = {"constraint": "waiting", "budget": 0.3, "sizes": [2, 3, 4], "gamma": 0.9, "rule": None, "records": True}
+    write_run(tmp_path, **own)
+    recorded = request.recorded_settings([str(tmp_path)])
+    assert recorded == {"sizes": [2, 3, 4], "constraint": "waiting", "budget": 0.3, "gamma": 0.9}
+    used = request.over_recorded(recorded, {"gamma": 0.95, "rule": None})
+    assert request.taken_line(recorded, used) == [
+        "settings of the recorded run: sizes=[2, 3, 4], constraint=waiting, budget=0.3 (options override them)"
+    ]
+    config, plan = request.controller_settings(used, 4)
+    assert (config.constraint, config.budget, config.gamma, plan.sizes) == ("waiting", 0.3, 0.95, (2, 3, 4))
+    assert "budget" not in request.over_recorded(recorded, {"constraint": "straggler"})
+    assert "sizes" not in request.over_recorded(recorded, {}, n=3)
+    workload = open_sources([str(tmp_path)])
+    nothing = {"lists": [], "thresholds": None, "budgets": None, "waiting_budgets": None}
+    grid = request.tuning_grid(workload, recorded, {}, n=None, **nothing)
+    assert (grid.config.gamma, grid.rollout_n, grid.waiting_budgets) == (0.9, 4, [0.3, 0.4, 0.5])
+    assert (2, 3, 4) in grid.lists
+    assert request.recorded_settings(["runaways"]) == request.recorded_settings([str(tmp_path), "runaways"]) == {}
+
+
+def test_the_size_of_a_static_run_is_not_taken_for_a_list(tmp_path: Path):
+    write_run(tmp_path, policy="static", start=4, threshold=3.0)
+    assert request.recorded_settings([str(tmp_path)]) == {"threshold": 3.0}
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path: Path):
     with pytest.raises(SourceError, match="no records here"):
         open_sources([str(tmp_path)])
@@ -218,6 +245,15 @@ def test_tuning_recommends_and_says_why():
     assert sum(1 for _ in steps) == total == 60 * (5 + 2)
     assert tuning.recommended is not None and tuning.front and tuning.reasons
     assert "+sagc.threshold=2.5" in tuning.recommended.line(16)
+    waiting, steps, _ = tune_steps(
+        open_sources(["runaways"]), config, tail, steps=60, utility="baseline",
+        **{**kept, "thresholds": [], "waiting_budgets": [0.4, 0.5]},
+    )  # fmt: skip
+    list(steps)
+    candidates = [one for one in waiting.candidates if not one.is_static]
+    assert [one.name for one in candidates] == ["waiting, budget 0.4", "waiting, budget 0.5"]
+    assert "+sagc.constraint=waiting +sagc.budget=0.4" in candidates[0].line(16)
+    assert candidates[0].outcome.cost <= 0.4 + 0.01
     calm, steps, _ = tune_steps(open_sources(["calm"]), config, TIME, steps=20, **kept)
     list(steps)
     assert calm.recommended is not None
@@ -228,14 +264,28 @@ def test_tuning_recommends_and_says_why():
 def test_trials_without_a_threshold_run_in_the_very_controller():
     workload, config = open_sources(["runaways"]), parse_config({"budget": 0.45}, 16)
     kept = {"steps": 150, "prompts": 48, "seed": 0}
-    idle = play(workload, cost_player("idle", config, SIZES), TIME, **kept)
-    assert idle.rate <= 0.45 + 0.01
-    assert 4 < idle.mean_n < 16
+    overrun = play(workload, cost_player("overrun", config, SIZES), TIME, **kept)
+    assert overrun.cost <= 0.45 + 0.01
+    assert 4 < overrun.mean_n < 16
+    stall = play(workload, cost_player("stall", replace(config, budget=0.1), SIZES), TIME, **kept)
+    assert stall.cost > 0.2  # it falls as groups grow: smaller groups cannot keep it
     auto = play(workload, spread_player(3.0, replace(config, budget=0.2), SIZES), TIME, **kept)
     assert auto.rate <= 0.2 + 0.01
     blended = Blended(0.98)
     blended.update(np.array([1] * 30 + [0] * 70), np.full(100, 8))
     assert blended.predict(np.array([4, 8, 16])).tolist() == sorted(blended.predict(np.array([4, 8, 16])))
+
+
+def test_the_waiting_share_is_what_is_compared_with_its_budget():
+    waiting = replayed(steps=150, constraint="waiting")
+    sagc, oracle = waiting.sagc, waiting.of("oracle")
+    assert sagc.budget == 0.4
+    assert sagc.cost == sagc.mean("waiting") <= 0.4 + 0.01
+    assert sagc.cost != sagc.rate
+    assert abs(sagc.mean_n - oracle.mean_n) < 1
+    assert waiting.true_risk[16] == pytest.approx(waiting.largest.cost, abs=0.03)
+    assert any("The budget is kept: waiting share" in line for line in verdict(waiting))
+    assert waiting.as_dict()["constraint"] == "waiting"
 
 
 def test_first_finishers_never_keep_more_than_there_are():

@@ -51,7 +51,7 @@ def split(rows: int, micro_batch: int | None) -> None:
 def score(rows: int, data_parallel: int, micro_batch: int | None) -> None:
     """Log-probs or values of a step's rows."""
     if micro_batch:
-        # veRL deals out rows that do not divide; ranks with one micro-batch more then wait for ever in FSDP's collectives.
+        # veRL deals out rows that do not divide; a rank with one micro-batch more then waits for ever in a collective.
         assert rows % data_parallel == 0, "a hang"
         split(rows // data_parallel, micro_batch)
 
@@ -175,6 +175,37 @@ def test_a_size_is_refused_exactly_when_verl_cannot_run_it(setup: tuple[DictConf
             except AssertionError:
                 failed += 1
         assert failed, f"refused, but veRL runs it: {reason}"
+
+
+@pytest.mark.parametrize(("use_critic", "micro_batch", "legal"), [(True, 4, False), (True, 3, True), (False, 3, True)])
+def test_steps_that_train_the_critic_alone_count_too(use_critic: bool, micro_batch: int, legal: bool) -> None:
+    # 9 rows: later steps pad to the mini-batch of the actor, 12; the first ones to the critic's, 3, or to 4 workers.
+    config = verl_config(
+        {
+            "data.train_batch_size": 3,
+            "trainer.n_gpus_per_node": 1 if use_critic else 4,
+            "trainer.critic_warmup": 3,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": 4,
+            "actor_rollout_ref.actor.use_dynamic_bsz": False,
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": 1,
+            "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz": False,
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": micro_batch,
+            "critic.ppo_mini_batch_size": 1,
+        }
+    )
+    reason = batch_shape(config, use_critic, False).why_not(3)
+    play_step(config, 3, use_critic, False)
+    if legal:
+        assert reason is None
+        assert play_step(config, 3, use_critic, False, global_steps=1) == 0
+    else:
+        assert (
+            reason is not None
+            and "9 rows per worker" in reason
+            and "when actor_rollout_ref.actor scores them" in reason
+        )
+        with pytest.raises(AssertionError):
+            play_step(config, 3, use_critic, False, global_steps=1)
 
 
 @ANY

@@ -21,9 +21,11 @@ def replay(
     n: Annotated[
         int | None, typer.Option("--n", help="rollout.n, the largest size; for a log, what it was made with.")
     ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Share of groups with a straggler allowed. (default: 0.2)")
+    constraint: Annotated[
+        str | None,
+        typer.Option(help="What the budget limits: straggler (groups) or waiting (slot time). (default: straggler)"),
     ] = None,
+    budget: Annotated[float | None, typer.Option(help="Share of it allowed. (default: 0.2; with waiting: 0.4)")] = None,
     threshold: Annotated[
         float | None, typer.Option(help="A straggler is this many times longer than usual. (default: 2.5)")
     ] = None,
@@ -70,11 +72,13 @@ def replay(
     sampling, over-sampling that keeps the first finishers, and
     longest-predicted-first order. Groups of up to as many rollouts as there
     are samples of a prompt are drawn without assuming a law; larger ones say so.
+    A recorded run is replayed with its own settings unless options say otherwise.
 
     \b
     Examples:
       sagc-verl replay outputs/my_run --sizes 4,8,16 --budget 0.2
       sagc-verl replay lengths.csv --threshold 3 --plot replay.html
+      sagc-verl replay lengths.csv --constraint waiting --budget 0.5
       sagc-verl replay step400.csv --then step800.csv --at 300 --ramp 200
       sagc-verl replay train.log --n 5
       sagc-verl replay runaways:runaway=0.05 --prompts 512 --slots 256
@@ -88,10 +92,14 @@ def replay(
 
     if plot is not None:
         check_plot_path(plot)
+    recorded = request.recorded_settings(sources)
+    unit = unit or ("seconds" if recorded.get("signal") == "seconds" else None)
     workload = open_sources(sources, then, at=at, ramp=ramp, unit=unit, cap=cap, n=n, keyed=keyed, labelled=labelled)
     asked = request.numbers(sizes, "--sizes")
-    raw = {**request.settings(settings or []), "sizes": asked, "budget": budget, "threshold": threshold, "rule": rule}
-    config, size_plan = request.controller_settings(raw, request.rollout_n(workload, n, asked))
+    flags = {"sizes": asked, "constraint": constraint, "budget": budget, "threshold": threshold, "rule": rule}
+    wanted = {**request.settings(settings or []), **{key: value for key, value in flags.items() if value is not None}}
+    raw = request.over_recorded(recorded, wanted, n)
+    config, size_plan = request.controller_settings(raw, request.rollout_n(workload, n, raw.get("sizes")))
     plan = Plan(
         config,
         size_plan.sizes,
@@ -104,7 +112,7 @@ def replay(
     )
     time, time_lines = choose_step_time(sources, time_from, workload.unit, engines, slots)
     comparison, iterator, total = compare_steps(workload, plan, time)
-    comparison.notes += size_plan.messages
+    comparison.notes += [*size_plan.messages, *request.taken_line(recorded, raw)]
     with progress("replaying") as watch:
         for done, _ in enumerate(iterator, start=1):
             if watch is not None and done % 64 == 0:

@@ -19,8 +19,20 @@ def tune(
             help="A list of sizes to try; may be given more than once. (default: two lists up to n)", metavar="4,8,16"
         ),
     ] = None,
-    thresholds: Annotated[str, typer.Option(help="Thresholds to try.", metavar="2,2.5,3")] = "1.5,2,2.5,3,4",
-    budgets: Annotated[str, typer.Option(help="Budgets to try.", metavar="0.1,0.2")] = "0.05,0.1,0.2,0.3",
+    thresholds: Annotated[
+        str | None, typer.Option(help="Thresholds to try. (default: 1.5,2,2.5,3,4)", metavar="2,2.5,3")
+    ] = None,
+    budgets: Annotated[
+        str | None, typer.Option(help="Straggler budgets to try. (default: 0.05,0.1,0.2,0.3)", metavar="0.1,0.2")
+    ] = None,
+    waiting: Annotated[
+        str | None,
+        typer.Option(
+            help="Budgets to try with constraint=waiting. (default: 0.3,0.4,0.5; none where only --thresholds or "
+            "--budgets are given)",
+            metavar="0.3,0.4",
+        ),
+    ] = None,
     utility: Annotated[str, typer.Option(help="What a group of n is worth: log, snr, mixed or baseline.")] = "snr",
     settings: Annotated[
         list[str] | None, typer.Option("--set", help="Any other sagc key, e.g. --set gamma=0.95.", metavar="KEY=VALUE")
@@ -50,12 +62,13 @@ def tune(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON: every setting tried.")] = False,
 ) -> None:
-    """Which threshold, budget and sizes suit this workload: a line to paste, and why.
+    """Which constraint, threshold, budget and sizes suit this workload: a line to paste, and why.
 
     A small grid is replayed; shown is its front of rollouts per step, straggler
     rate and step time. Thresholds define different events, so all settings are
     judged by the straggler rate at one threshold, 2.5. It also says when SAGC is
-    not worth turning on.
+    not worth turning on. The settings of a recorded run are tried beside the others,
+    and those that are not tuned are kept.
 
     \b
     Examples:
@@ -64,46 +77,47 @@ def tune(
       sagc-verl tune a.csv --then b.csv --at 200 --plot front.html
     """
     from sagc_verl.cli.terminal import print_json, progress, stdout_console
-    from sagc_verl.control import UTILITIES, parse_config
-    from sagc_verl.control.sizes import default_n_min
+    from sagc_verl.control import UTILITIES
     from sagc_verl.replay import request
     from sagc_verl.replay.errors import SourceError
     from sagc_verl.replay.plots import check_plot_path, plot_tuning
     from sagc_verl.replay.show import show_tuning
     from sagc_verl.replay.source import choose_step_time, open_sources
-    from sagc_verl.replay.tune import size_lists, tune_steps, tuning_as_dict
+    from sagc_verl.replay.tune import tune_steps, tuning_as_dict
 
     if plot is not None:
         check_plot_path(plot)
     if utility not in UTILITIES:
         raise SourceError(f"--utility {utility}: must be one of {', '.join(UTILITIES)}")
+    recorded = request.recorded_settings(sources)
+    unit = unit or ("seconds" if recorded.get("signal") == "seconds" else None)
     workload = open_sources(sources, then, at=at, ramp=ramp, unit=unit, cap=cap, n=n)
-    lists = [request.numbers(text, "--sizes") or [] for text in sizes or []]
-    largest = request.rollout_n(workload, n, [size for one in lists for size in one])
-    base = request.settings(settings or [])
-    config, _ = request.controller_settings(base, largest)
-    to_try = {
-        "threshold": request.numbers(thresholds, "--thresholds", float) or [],
-        "budget": request.numbers(budgets, "--budgets", float) or [],
-        "sizes": [list(one) for one in lists],
-    }
-    for key, values in to_try.items():
-        for value in values:
-            parse_config({**base, key: value}, largest)
+    grid = request.tuning_grid(
+        workload,
+        recorded,
+        request.settings(settings or []),
+        n=n,
+        lists=[request.numbers(text, "--sizes") or [] for text in sizes or []],
+        thresholds=request.numbers(thresholds, "--thresholds", float),
+        budgets=request.numbers(budgets, "--budgets", float),
+        waiting_budgets=request.numbers(waiting, "--waiting", float),
+    )
     time, _ = choose_step_time(sources, time_from, workload.unit, engines, slots)
     tuning, iterator, total = tune_steps(
         workload,
-        config,
+        grid.config,
         time,
-        rollout_n=largest,
-        thresholds=to_try["threshold"],
-        budgets=to_try["budget"],
-        lists=[tuple(sorted(one)) for one in lists] or size_lists(largest, default_n_min(largest)),
+        rollout_n=grid.rollout_n,
+        thresholds=grid.thresholds,
+        budgets=grid.budgets,
+        waiting_budgets=grid.waiting_budgets,
+        lists=grid.lists,
         steps=request.steps_to_replay(workload, steps),
         prompts=prompts if prompts is not None else workload.prompts_per_step,
         seed=seed,
         utility=utility,
     )
+    tuning.notes += request.taken_line(recorded, grid.known)
     with progress("tuning") as watch:
         for done, _ in enumerate(iterator, start=1):
             if watch is not None and done % 64 == 0:

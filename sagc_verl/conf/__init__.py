@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 
@@ -12,7 +11,7 @@ def register_presets() -> None:
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    from sagc_verl.control.config import SagcConfig
+    from sagc_verl.control.config import default_settings
     from sagc_verl.cpu.warm import CLIENT
 
     cpu = OmegaConf.load(Path(__file__).with_name("cpu.yaml"))
@@ -21,4 +20,4 @@ def register_presets() -> None:
         OmegaConf.update(cpu, "ray_kwargs.ray_init.runtime_env.py_executable", os.environ[CLIENT], force_add=True)
     store = ConfigStore.instance()
     store.store(group="machine", name="cpu", node=cpu, package="_global_")
-    store.store(group="sagc", name="default", node=asdict(SagcConfig()))
+    store.store(group="sagc", name="default", node=default_settings())

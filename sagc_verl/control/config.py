@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
+from sagc_verl.control.constraint import CONSTRAINTS
 from sagc_verl.control.risk import RISKS
 from sagc_verl.control.rules import RULES
 from sagc_verl.control.utility import UTILITIES
@@ -172,6 +173,13 @@ class SagcConfig:
         "map from first step (from 1) to size, e.g. {1:16,100:8}; only with policy=schedule",
         "group size by step, each held until the next first step",
     )
+    constraint: str = _key(
+        "straggler",
+        _one_of(CONSTRAINTS),
+        _names(CONSTRAINTS),
+        "what the budget limits: the share of groups with a straggler, or the share of a group's slot time spent "
+        "waiting for its longest rollout (1 - mean / longest; needs no threshold)",
+    )
     threshold: float = _key(
         2.5,
         _number(1.0),
@@ -179,10 +187,11 @@ class SagcConfig:
         "tau: a rollout straggles when it is longer than this many times its group's reference",
     )
     budget: float = _key(
-        0.2,
-        _number(0.0, 1.0),
+        None,
+        _optional(_number(0.0, 1.0)),
         "number above 0 and below 1",
-        "b: the share of groups with a straggler allowed in the long run",
+        "b: how much of what constraint names is allowed in the long run, on average over groups; default: "
+        + ", ".join(f"{item.budget:g} ({name})" for name, item in CONSTRAINTS.items()),
     )
     signal: str = _key(
         "tokens",
@@ -202,7 +211,7 @@ class SagcConfig:
         "true, false",
         "count a truncated rollout as straggler where the cap is at least 1.5 references",
     )
-    risk: str = _key("beta_binomial", _one_of(RISKS), _names(RISKS), "how the risk of each size is learnt")
+    risk: str = _key("beta_binomial", _one_of(RISKS), _names(RISKS), "how the risk of each size is learnt (straggler)")
     rule: str = _key(
         "feasible",
         _one_of(RULES),
@@ -269,6 +278,10 @@ class SagcConfig:
         "how long a weight sync may take before the run is ended (a dead rollout worker is noticed within seconds); "
         "default: 120 on the CPU, 1800 with accelerators",
     )
+
+    def __post_init__(self) -> None:
+        if self.budget is None:  # a budget belongs to its constraint; whoever reads the settings finds a number
+            object.__setattr__(self, "budget", CONSTRAINTS[self.constraint].budget)
 
 
 _FIELDS = {item.name: item for item in fields(SagcConfig)}
@@ -338,7 +351,8 @@ def _check_together(config: SagcConfig, rollout_n: int) -> None:
             if config.sizes is None and not (config.n_min or 2) <= size <= n_max:
                 raise _refuse(key, named.get(key, size), f"{size} is outside {config.n_min or 2} .. {n_max}")
     smallest = min(config.sizes) if config.sizes is not None else config.n_min
-    if config.policy == "sagc" and config.reference == "max_median" and smallest == 2 and config.threshold >= 2:
+    never = config.constraint == "straggler" and config.reference == "max_median" and config.threshold >= 2
+    if config.policy == "sagc" and never and smallest == 2:
         raise _refuse(
             "threshold",
             config.threshold,
@@ -357,6 +371,11 @@ def config_table() -> list[tuple[str, str, str, str]]:
         assert item.default is not MISSING
         rows.append((item.name, shown(item.default), item.metadata["legal"], item.metadata["help"]))
     return rows
+
+
+def default_settings() -> dict[str, Any]:
+    """Every key with its default as a user would write it: what depends on other keys is null."""
+    return {item.name: item.default for item in fields(SagcConfig)}
 
 
 def config_hash(config: SagcConfig) -> str:

@@ -1,13 +1,15 @@
 """The controller: after each step, learn from its groups and set the size of the next.
 
     every step t, size n_t played:
-        events   k_g of each group, s_t = share of groups with an event                    (event.py)
+        events   k_g of each group, s_t = mean cost of a group                             (event.py, constraint.py)
         learn    posterior <- posterior ^ gamma * likelihood(k_g | n_g)                    (risk.py)
         account  Q <- clip(Q + s_t - b, ...);  excess += s_t - b;  forgiven += what the clip cut off        (rules.py)
         want     n* = rule(Q, p_hat(n) for every n)
         move     warm-up                 n_{t+1} = n_t
                  first choice after it   n_{t+1} = n*                       (may jump)
                  later                   n_{t+1} = neighbour of n_t towards n*, once n_t was played ``dwell`` steps
+
+By default a group costs 1 where it has an event, else 0: s_t is the straggler rate, p_hat(n) = P(straggler | n).
 
 Warm-up lasts ``warmup`` observed steps, and on until 2 / b groups have been seen: with fewer, a workload without
 stragglers cannot be told from one at the budget, and would lose samples for nothing.
@@ -21,15 +23,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 
 from sagc_verl.control.config import SagcConfig, config_hash
+from sagc_verl.control.constraint import CONSTRAINTS
 from sagc_verl.control.event import EventModel, GroupEvents
 from sagc_verl.control.groups import GroupBatch
-from sagc_verl.control.risk import RISKS, RiskModel
+from sagc_verl.control.risk import RiskModel
 from sagc_verl.control.rules import RULES, Rule
 
 STATE_VERSION = 1
@@ -37,7 +40,7 @@ GROUPS_PER_BUDGET = 2
 """Warm-up needs at least this many groups divided by the budget."""
 
 # settings that a saved part depends on: where one differs, that part starts afresh
-_EVENT_KEYS = ("threshold", "signal", "reference", "count_truncated")
+_EVENT_KEYS = ("constraint", "threshold", "signal", "reference", "count_truncated")
 _RULE_KEYS = ("rule", "budget")
 _SAVED_KEYS = (*_EVENT_KEYS, *_RULE_KEYS, "risk")
 
@@ -57,10 +60,17 @@ class StepReport:
     reason: str
     """Why it moved: first_jump, up, down; why it held: warmup, dwell, hold, infeasible, no_observation, fault; or
     static, schedule."""
-    straggler_rate: float
-    """s_t, share of counted groups with an event; NaN without observation."""
-    straggler_rate_mean: float
+    cost: float
+    """s_t, mean cost of a counted group: what the budget limits; NaN without observation."""
+    cost_mean: float
     """Mean of s_t over the steps observed so far; NaN before the first."""
+    straggler_rate: float
+    """Share of counted groups with an event; NaN without observation. Equal to ``cost`` by default."""
+    straggler_rate_mean: float
+    """Its mean over the steps observed so far; NaN before the first."""
+    waiting_share: float
+    """Mean of 1 - mean / longest over counted groups; NaN without observation. Equal to ``cost`` with
+    ``constraint=waiting``."""
     budget: float
     queue: float
     """Q after this step, in the rule's own unit."""
@@ -69,9 +79,9 @@ class StepReport:
     debt_forgiven: float
     """What the queue's upper clip has cut off so far, in steps."""
     risk: dict[int, float]
-    """Size -> P(a group of that size straggles), as known after this step."""
+    """Size -> p_hat, the expected cost of a group of that size, as known after this step."""
     infeasible: bool
-    """Even the smallest size is predicted to exceed the budget (known once warm-up is over)."""
+    """Even the smallest size is predicted to cost more than the budget (known once warm-up is over)."""
     ratio_mean: float
     """Mean max / median of the counted groups; NaN without observation."""
     truncated_share: float
@@ -99,19 +109,20 @@ class _Account:
     """Sums over the observed steps of a run."""
 
     steps: int = 0
-    rates: float = 0.0
+    stragglers: float = 0.0
+    cost: float = 0.0
     excess: float = 0.0
     forgiven: float = 0.0
 
-    def add(self, rate: float, budget: float, forgiven: float) -> None:
+    def add(self, straggler_rate: float, cost: float, budget: float, forgiven: float) -> None:
         self.steps += 1
-        self.rates += rate
-        self.excess += rate - budget
+        self.stragglers += straggler_rate
+        self.cost += cost
+        self.excess += cost - budget
         self.forgiven += forgiven
 
-    @property
-    def mean(self) -> float:
-        return self.rates / self.steps if self.steps else math.nan
+    def mean(self, total: float) -> float:
+        return total / self.steps if self.steps else math.nan
 
 
 class Controller:
@@ -137,8 +148,9 @@ class Controller:
             raise ValueError(f"start {self.size} is not one of the sizes {list(self.sizes)}")
         self.step = 0
         """Steps played so far, observed or not."""
+        self.constraint = CONSTRAINTS[config.constraint]
         self.events = self._new_events()
-        self.risk: RiskModel = RISKS[config.risk](config.gamma)
+        self.risk: RiskModel = self.constraint.model(config)
         self.rule: Rule = RULES[config.rule](config)
         self._age = 0  # steps played at this size
         self._chosen = False  # the first choice has been made
@@ -164,7 +176,7 @@ class Controller:
             try:
                 events = self.events.observe(batch)
                 if events.counted.any():
-                    self._learn(events)
+                    self._learn(batch, events)
                     fault = ""
                 else:
                     events, fault = None, "no group has two usable rollouts"
@@ -186,11 +198,12 @@ class Controller:
         if self.config.policy == "schedule":
             self._move_to(self._scheduled(step + 1))
 
-    def _learn(self, events: GroupEvents) -> None:
-        self.risk.update(events.exceeding[events.counted], events.usable[events.counted])
+    def _learn(self, batch: GroupBatch, events: GroupEvents) -> None:
+        self.risk.learn(batch, events)
         self._seen_steps += 1
         self._seen_groups += int(events.counted.sum())
-        self._account.add(events.rate, self.config.budget, forgiven=self.rule.update(events.rate))
+        cost = self.constraint.step_cost(events)
+        self._account.add(events.rate, cost, self.config.budget, forgiven=self.rule.update(cost))
 
     @property
     def _warm(self) -> bool:
@@ -241,11 +254,13 @@ class Controller:
         infeasible: bool,
         fault: str,
     ) -> StepReport:
-        rate = ratio = truncated = blind = math.nan
+        account = self._account
+        cost = rate = waiting = ratio = truncated = blind = math.nan
         groups = rollouts = left_out = 0
         step_straggler = False
         if batch is not None and events is not None:
-            rate = events.rate
+            cost, rate = self.constraint.step_cost(events), events.rate
+            waiting = float(events.waiting[events.counted].mean())
             ratio = float(events.ratio[events.counted].mean())
             blind = float(events.blind[events.counted].mean())
             truncated = float(batch.truncated[events.used].mean())
@@ -256,12 +271,15 @@ class Controller:
             size=played,
             next_size=self.size,
             reason=reason,
+            cost=cost,
+            cost_mean=account.mean(account.cost),
             straggler_rate=rate,
-            straggler_rate_mean=self._account.mean,
+            straggler_rate_mean=account.mean(account.stragglers),
+            waiting_share=waiting,
             budget=self.config.budget,
             queue=self.rule.queue,
-            cumulative_excess=self._account.excess,
-            debt_forgiven=self._account.forgiven,
+            cumulative_excess=account.excess,
+            debt_forgiven=account.forgiven,
             risk=dict(zip(self.sizes, risk.tolist(), strict=True)),
             infeasible=infeasible,
             ratio_mean=ratio,
@@ -295,7 +313,7 @@ class Controller:
             "seen_steps": self._seen_steps,
             "seen_groups": self._seen_groups,
             "faults": self._faults,
-            "account": [account.steps, account.rates, account.excess, account.forgiven],
+            "account": [account.steps, account.stragglers, account.cost, account.excess, account.forgiven],
             "queue": float(self.rule.queue),
             "queue_unit": float(self.rule.unit),
             "risk": self.risk.state_dict(),
@@ -306,8 +324,8 @@ class Controller:
         """Go on from a saved run: its size, queue, posterior and reference statistics.
 
         What the saved run does not share with this one starts afresh: another list of sizes, rule or budget, the queue;
-        another threshold, reference or count_truncated, the posterior and the accounts; another signal, the reference
-        statistics too; another risk model, the posterior.
+        another constraint, threshold, reference or count_truncated, the posterior and the accounts; another signal, the
+        reference statistics too; another risk model, the posterior.
 
         Returns:
             One line for each thing that differs and what was done about it.
@@ -360,15 +378,15 @@ class Controller:
 
     def _learnt(self, saved: _Saved) -> tuple[_Learnt, list[str]]:
         """The posterior and reference statistics of a saved run, as far as they are about this run's event."""
-        events, risk = self._new_events(), RISKS[self.config.risk](self.config.gamma)
+        events, risk = self._new_events(), self.constraint.model(self.config)
         changed = [key for key in _EVENT_KEYS if saved.config[key] != getattr(self.config, key)]
         messages = []
         if "signal" in changed:
             messages.append("signal changed: the reference statistics restart")
         if changed:
             messages.append(
-                f"{' and '.join(changed)} changed: what was learnt is about another event, so posterior, queue and "
-                "accounts restart with a new warm-up"
+                f"{' and '.join(changed)} changed: what was learnt is about another event or cost, so posterior, queue "
+                "and accounts restart with a new warm-up"
             )
         elif saved.config["risk"] != self.config.risk:
             messages.append(f"risk changed from {saved.config['risk']}: the posterior restarts with a new warm-up")
@@ -437,7 +455,9 @@ def _read(state: Mapping[str, Any]) -> _Saved:
         return float(value)
 
     try:
-        steps, rates, excess, forgiven = state["account"]
+        steps, *sums = state["account"]
+        if len(sums) != len(fields(_Account)) - 1:
+            raise ValueError(f"account holds {len(sums) + 1} numbers")
         return _Saved(
             config={key: state["config"][key] for key in _SAVED_KEYS},
             sizes=tuple(whole(size, low=2) for size in state["sizes"]),
@@ -448,7 +468,7 @@ def _read(state: Mapping[str, Any]) -> _Saved:
             seen_steps=whole(state["seen_steps"]),
             seen_groups=whole(state["seen_groups"]),
             faults=whole(state["faults"]),
-            account=_Account(whole(steps), finite(rates), finite(excess), finite(forgiven)),
+            account=_Account(whole(steps), *map(finite, sums)),
             queue=finite(state["queue"]),
             queue_unit=finite(state["queue_unit"]),
             risk=dict(state["risk"]),

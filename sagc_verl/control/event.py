@@ -74,6 +74,8 @@ class GroupEvents:
     """float64 (G,): plain median, longest included; NaN as for ``max``."""
     ratio: np.ndarray
     """float64 (G,): max / median."""
+    waiting: np.ndarray
+    """float64 (G,): 1 - mean / max, the share of its slot time in which a group waits for its longest rollout."""
     reference: np.ndarray
     """float64 (G,): ref_g, in the unit of the lengths; NaN for groups that do not count."""
     exceeding: np.ndarray
@@ -190,6 +192,7 @@ class EventModel:
             max=shape.max,
             median=shape.median,
             ratio=shape.max / shape.median,
+            waiting=1 - shape.mean / shape.max,
             reference=reference,
             exceeding=exceeding,
             straggler=exceeding > 0,
@@ -265,6 +268,7 @@ class _Shape:
 
     usable: np.ndarray  # int64
     max: np.ndarray
+    mean: np.ndarray
     median: np.ndarray
     log_lmo: np.ndarray
     spread: np.ndarray  # sigma_w as this group alone shows it
@@ -276,7 +280,7 @@ def _shape(batch: GroupBatch, group_of: np.ndarray, used: np.ndarray) -> _Shape:
     else:
         lengths, usable = batch.lengths[used], np.bincount(group_of[used], minlength=batch.num_groups)
     starts = np.cumsum(usable) - usable
-    longest, median, log_lmo, spread = (np.full(batch.num_groups, np.nan) for _ in range(4))
+    longest, mean, median, log_lmo, spread = (np.full(batch.num_groups, np.nan) for _ in range(5))
     for n in np.unique(usable[usable > 0]).tolist():  # groups of one size at a time: few sizes, whole-array work
         groups = np.flatnonzero(usable == n)
         if len(groups) == len(usable):
@@ -284,12 +288,13 @@ def _shape(batch: GroupBatch, group_of: np.ndarray, used: np.ndarray) -> _Shape:
         else:
             x = np.sort(lengths[starts[groups][:, None] + np.arange(n)], axis=1)
         longest[groups] = x[:, -1]
+        mean[groups] = x.mean(axis=1)
         median[groups] = (x[:, (n - 1) // 2] + x[:, n // 2]) / 2
         if n >= 2:
             log_lmo[groups] = np.log(x[:, [(n - 2) // 2, (n - 1) // 2]]).mean(axis=1)
             low, high, width = _quartiles(n)
             spread[groups] = (np.log(x[:, high]) - np.log(x[:, low])) / width
-    return _Shape(usable, longest, median, log_lmo, spread)
+    return _Shape(usable, longest, mean, median, log_lmo, spread)
 
 
 def _check(batch: GroupBatch) -> np.ndarray:

@@ -18,6 +18,9 @@ class PromptMemory:
     """Prompt key -> (log reference, its variance); see event.py for their law. None, an unknown prompt, is no key."""
 
     def __init__(self) -> None:
+        self._clear()
+
+    def _clear(self) -> None:
         self._slots: defaultdict[str | None, int] = defaultdict()  # in the order of the slots; 0 is for None
         self._slots.default_factory = self._slots.__len__
         self._entries = np.full((1, 2), math.nan)  # by slot; NaN: nothing remembered
@@ -50,22 +53,26 @@ class PromptMemory:
             self._forget()
 
     def _forget(self) -> None:
-        state = list(self.state().items())
-        kept = PromptMemory.from_state(dict(state[-(MAX_PROMPTS - MAX_PROMPTS // FORGOTTEN_AT_ONCE) :]))
-        self.__dict__.update(kept.__dict__)
+        kept = list(self.state().items())[-(MAX_PROMPTS - MAX_PROMPTS // FORGOTTEN_AT_ONCE) :]
+        self._clear()
+        self._take(dict(kept))
+
+    def _take(self, state: Mapping[str, Sequence[float]]) -> None:
+        entries = np.array([(float(m), float(variance)) for m, variance in state.values()]).reshape(-1, 2)
+        if not np.isfinite(entries).all() or (entries[:, 1] < 0).any():
+            raise ValueError("what is remembered of a prompt must be a finite log reference and its variance")
+        self.remember(self.slots([str(key) for key in state]), entries[:, 0], entries[:, 1])
 
     def state(self) -> dict[str, list[float]]:
         """Plain JSON types, the prompt seen last at the end."""
         keys, entries = list(self._slots), self._entries.tolist()
         by_age = np.argsort(self._seen[: len(keys)], kind="stable").tolist()
-        return {key: entries[slot] for slot in by_age if (key := keys[slot]) is not None and not math.isnan(entries[slot][0])}
+        remembered = [slot for slot in by_age if not math.isnan(entries[slot][0])]
+        return {str(keys[slot]): entries[slot] for slot in remembered}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Sequence[float]]) -> PromptMemory:
         """Raises ValueError, TypeError or AttributeError where the state is damaged."""
         memory = cls()
-        entries = np.array([(float(m), float(variance)) for m, variance in state.values()]).reshape(-1, 2)
-        if not np.isfinite(entries).all() or (entries[:, 1] < 0).any():
-            raise ValueError("what is remembered of a prompt must be a finite log reference and its variance")
-        memory.remember(memory.slots([str(key) for key in state]), entries[:, 0], entries[:, 1])
+        memory._take(state)
         return memory

@@ -1,6 +1,7 @@
 """Which size to play, given the risk of each and what the run has overspent so far.
 
-Constraint: the long-run mean of s_t, the share of groups with an event, stays at most the budget b.
+Constraint: the long-run mean of s_t stays at most the budget b. s_t is the step's mean cost of a group, by default the
+share of groups with an event, and p_t(n) what a group of n is expected to cost (constraint.py).
 Objective: groups as large as possible.
 
 ``rule=feasible`` (default; V = gain = 20, cap = queue_cap = 3): the largest size whose risk fits the corrected budget
@@ -43,7 +44,7 @@ class Rule(Protocol):
     queue: float
     """Q_t, in the rule's own unit."""
     unit: float
-    """u: how many steps with an event in every group one unit of the queue stands for."""
+    """u: how many steps of the full cost (an event in every group) one unit of the queue stands for."""
 
     def __init__(self, config: SagcConfig) -> None: ...
 
@@ -51,8 +52,8 @@ class Rule(Protocol):
         """Index into ``sizes`` (int (S,), ascending) of the size wanted, ``risk`` float64 (S,) being p_t of each."""
         ...
 
-    def update(self, rate: float) -> float:
-        """Take in s_t, the share of groups with an event; returns what the upper clip cut off, times ``unit``."""
+    def update(self, cost: float) -> float:
+        """Take in s_t; returns what the upper clip cut off, times ``unit``."""
         ...
 
 
@@ -70,8 +71,8 @@ class Feasible:
         fits = np.flatnonzero(risk <= self.budget - self.queue / self.gain)
         return int(fits[-1]) if fits.size else 0
 
-    def update(self, rate: float) -> float:
-        wanted = self.queue + rate - self.budget
+    def update(self, cost: float) -> float:
+        wanted = self.queue + cost - self.budget
         self.queue = float(np.clip(wanted, -self.cap, self.cap))
         return max(0.0, wanted - self.cap)
 
@@ -93,8 +94,8 @@ class DriftPenalty:
         score = self.gain * worth - self.queue * risk / self.budget
         return len(sizes) - 1 - int(np.argmax(score[::-1]))
 
-    def update(self, rate: float) -> float:
-        wanted = self.queue + rate / self.budget - 1
+    def update(self, cost: float) -> float:
+        wanted = self.queue + cost / self.budget - 1
         self.queue = float(np.clip(wanted, 0.0, self.cap))
         return max(0.0, wanted - self.cap) * self.unit
 

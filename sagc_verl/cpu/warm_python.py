@@ -84,7 +84,8 @@ def main(arguments):
         answer += part
     status = int.from_bytes(answer, "big", signed=True)
     if status < 0:  # died of a signal: die of the same
-        signal.signal(-status, signal.SIG_DFL)
+        if -status != signal.SIGKILL:  # whose action cannot be set
+            signal.signal(-status, signal.SIG_DFL)
         os.kill(os.getpid(), -status)
     os._exit(status)
 

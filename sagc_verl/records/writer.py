@@ -66,7 +66,8 @@ class RecordWriter:
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._warned: set[str] = set()
-        self._run_info: dict[str, Any] | None = None
+        self._run_info: dict[str, Any] = {}
+        self._told_run = False
         self._earlier: list[int] = []
         self._written = 0
         self._compacted_to = 0
@@ -151,14 +152,15 @@ class RecordWriter:
         self._write_run_info()
 
     def _write_run_info(self) -> None:
-        if self._run_info is None:
+        """Write run.json where this attempt's is not there: at first, and after the folder was deleted in mid-run."""
+        if self._told_run and (self.directory / layout.RUN_FILE).exists():
             return
         try:
             runinfo.write_run_info(self.directory, self._run_info)
         except OSError as error:
             self._disk_fault(error)
         else:
-            self._run_info = None
+            self._told_run = True
 
     def _work(self) -> None:
         self._tidy()

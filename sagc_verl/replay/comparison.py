@@ -61,7 +61,7 @@ class Comparison:
     time: StepTime
     outcomes: list[Outcome] = field(default_factory=list)
     true_risk: dict[int, float] = field(default_factory=dict)
-    """Size -> true risk, the mean over the steps replayed."""
+    """Size -> true cost (by default straggler risk), the mean over the steps replayed."""
     notes: list[str] = field(default_factory=list)
 
     def of(self, name: str) -> Outcome:
@@ -87,6 +87,7 @@ class Comparison:
             "steps": self.plan.steps,
             "prompts_per_step": self.plan.prompts,
             "seed": self.plan.seed,
+            "constraint": self.plan.config.constraint,
             "threshold": self.plan.config.threshold,
             "budget": self.plan.config.budget,
             "sizes": list(self.plan.sizes),

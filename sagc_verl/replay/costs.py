@@ -1,17 +1,17 @@
-"""On trial: doing without a hand-set threshold. Judged by scripts/study_risk.py; not part of training.
+"""On trial: other threshold-free costs, and a threshold of its own accord. Judged by scripts/study_risk.py; not part of
+training. What won is ``control.CONSTRAINTS["waiting"]``.
 
-Each trial is a pair of an event model and a risk model that the very ``Controller`` works with.
+Each trial is an event model, a constraint and a risk model that the very ``Controller`` works with.
 
     spread threshold   tau_t = exp(k * sigma_t),  sigma_t: running robust spread of log (L / reference) within groups
                        ("longer than k usual spreads")
 
     cost of a group, in [0, 1], in place of its event; the budget is the mean cost allowed
         stall          (longest - second longest) / longest       only the longest rollout is still running
-        wait           max(0, 1 - reference / longest)            time past the usual length
-        idle           1 - mean / longest                         slot time lost to waiting for the longest
+        overrun        max(0, 1 - reference / longest)            time past the usual length
 
-    expected cost      from a fading histogram of z = log (L / reference) over all rollouts, as if those of a group
-    of size n          were independent draws from it, corrected by what the size itself has shown as in ``Blended``
+    expected cost      as for the waiting share (control/waiting.py): independent draws from the histogram of
+    of a group of n    z = log (L / reference), mended by one factor
 
 ``Blended`` is a risk model for events: the beta-binomial risk is the prior of each size, worth PRIOR_GROUPS groups, and
 what the size itself has shown fades by gamma as everything does.
@@ -19,106 +19,67 @@ what the size itself has shown fades by gamma as everything does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from sagc_verl.control import RISKS, Controller, EventModel, GroupBatch, GroupEvents, RiskModel, SagcConfig
+from sagc_verl.control import RISKS, Constraint, Controller, EventModel, GroupBatch, GroupEvents, RiskModel, SagcConfig
+from sagc_verl.control.risk import BetaBinomial
+from sagc_verl.control.waiting import WaitingShare
 from sagc_verl.replay.players import Plain, Player
 
 PRIOR_GROUPS = 200.0
-BINS = np.linspace(-4.0, 4.0, 129)
-CENTRES = (BINS[:-1] + BINS[1:]) / 2
-GAPS = np.tril(1 - np.exp(CENTRES[None, :] - CENTRES[:, None]), -1)
+COSTS = ("stall", "overrun")
+GAPS = np.tril(1 - np.exp(WaitingShare.Z[None, :] - WaitingShare.Z[:, None]), -1)
 """What the stall costs when the longest is in bin k and the second longest in bin j < k."""
 
 
 @dataclass(frozen=True)
 class CostedEvents(GroupEvents):
-    """Events whose rate is a mean cost."""
+    """Events with a cost of each group beside them."""
 
     cost: np.ndarray
     """float64 (G,), in [0, 1]; NaN for groups that do not count."""
 
-    @property
-    def rate(self) -> float:
-        return float(self.cost[self.counted].mean()) if self.counted.any() else float("nan")
-
 
 class CostModel(EventModel):
-    """Judges groups by one of the costs; remembers what its risk model needs of the last step."""
+    """Judges groups by one of COSTS."""
 
     def __init__(self, cost: str, config: SagcConfig):
         super().__init__(config.threshold, config.reference, config.count_truncated, config.gamma)
         self.cost = cost
-        self.z = np.zeros(0)
-        self.costs = np.zeros(0)
 
-    def observe(self, batch: GroupBatch) -> GroupEvents:
+    def observe(self, batch: GroupBatch) -> CostedEvents:
         found = super().observe(batch)
-        groups = len(batch.offsets) - 1
-        n = len(batch.lengths) // groups  # a replay's groups are of one size
-        lengths = batch.lengths.reshape(groups, n)
-        top = np.partition(lengths, n - 2, axis=1)
-        longest, second = top[:, -1], top[:, -2]
         if self.cost == "stall":
-            cost = 1 - second / longest
-        elif self.cost == "wait":
-            cost = np.maximum(0.0, 1 - found.reference / longest)
+            n = batch.num_rollouts // batch.num_groups  # a replay's groups are of one size
+            top = np.partition(batch.lengths.reshape(-1, n), n - 2, axis=1)
+            cost = 1 - top[:, -2] / top[:, -1]
         else:
-            cost = 1 - lengths.mean(axis=1) / longest
-        self.z = np.log(lengths / found.reference[:, None]).ravel()
-        self.costs = cost
+            cost = np.maximum(0.0, 1 - found.reference / found.max)
         return CostedEvents(**{item.name: getattr(found, item.name) for item in fields(found)}, cost=cost)
 
 
-class CostRisk:
-    """Expected cost of any size, learnt from a ``CostModel`` (``control.RiskModel``)."""
+class CostRisk(WaitingShare):
+    """Expected cost of any size, one of COSTS in place of the waiting share."""
 
-    def __init__(self, events: CostModel, gamma: float):
-        self._events = events
-        self._gamma = gamma
-        self._histogram = np.zeros(len(BINS) - 1)
-        self._own: dict[int, list[float]] = {}
+    def __init__(self, cost: str, gamma: float):
+        self.cost = cost
+        super().__init__(gamma)
 
-    def update(self, exceeding: np.ndarray, sizes: np.ndarray) -> None:
-        self._histogram *= self._gamma
-        self._histogram += np.histogram(np.clip(self._events.z, BINS[0], BINS[-1]), BINS)[0]
-        for entry in self._own.values():
-            entry[0] *= self._gamma
-            entry[1] *= self._gamma
-        entry = self._own.setdefault(int(sizes[0]), [0.0, 0.0])
-        entry[0] += float(self._events.costs.sum())
-        entry[1] += len(sizes)
+    def learn(self, batch: GroupBatch, events: GroupEvents) -> None:
+        assert isinstance(events, CostedEvents)
+        super().learn(batch, replace(events, waiting=events.cost))
 
-    def predict(self, sizes: np.ndarray) -> np.ndarray:
-        if not self._histogram.sum():
-            return np.full(len(sizes), 0.5)
-        expected = np.array([self._expected(int(n)) for n in sizes])
-        shown = np.array([self._own.get(int(n), [0.0, 0.0]) for n in sizes])
-        return (shown[:, 0] + PRIOR_GROUPS * expected) / (shown[:, 1] + PRIOR_GROUPS)
-
-    def _expected(self, n: int) -> float:
-        z = CENTRES
-        f = self._histogram / self._histogram.sum()
-        cdf = np.cumsum(f)
-        longest = np.diff(cdf**n, prepend=0.0)
-        if self._events.cost == "wait":
-            return float(longest @ np.maximum(0.0, 1 - np.exp(-z)))
-        if self._events.cost == "idle":
-            below = np.cumsum(f * np.exp(z)) / np.maximum(cdf, 1e-12)
-            return float(longest @ (1 - (1 + (n - 1) * below * np.exp(-z)) / n))
-        second = np.diff(cdf ** (n - 1), prepend=0.0)
-        return float(n * f @ GAPS @ second)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"histogram": self._histogram.tolist(), "own": {str(n): list(entry) for n, entry in self._own.items()}}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._histogram = np.array(state["histogram"], dtype=np.float64)
-        self._own = {int(n): [float(value) for value in entry] for n, entry in state["own"].items()}
+    def _independent(self, sizes: np.ndarray) -> np.ndarray:
+        share = self._histogram / self._histogram.sum()
+        below, n = np.cumsum(share), np.asarray(sizes)[:, None]
+        if self.cost == "stall":
+            second = np.diff(below ** (n - 1), axis=1, prepend=0.0)
+            return n[:, 0] * (second @ (share @ GAPS))
+        return np.diff(below**n, axis=1, prepend=0.0) @ np.maximum(0.0, 1 - np.exp(-self.Z))
 
 
 class SpreadThreshold(EventModel):
@@ -147,9 +108,12 @@ class Blended:
     """Beta-binomial risk, corrected at each size by what that size has shown (``control.RiskModel``)."""
 
     def __init__(self, gamma: float):
-        self._pooled: RiskModel = RISKS["beta_binomial"](gamma)
+        self._pooled = BetaBinomial(gamma)
         self._gamma = gamma
         self._own: dict[int, list[float]] = {}
+
+    def learn(self, batch: GroupBatch, events: GroupEvents) -> None:
+        self.update(events.exceeding[events.counted], events.usable[events.counted])
 
     def update(self, exceeding: np.ndarray, sizes: np.ndarray) -> None:
         self._pooled.update(exceeding, sizes)
@@ -181,16 +145,14 @@ def _with(config: SagcConfig, sizes: Sequence[int], events: EventModel, risk: Ri
 
 
 def cost_player(cost: str, config: SagcConfig, sizes: Sequence[int]) -> Player:
-    """config.budget is the mean cost allowed."""
-    events = CostModel(cost, config)
-    return _with(config, sizes, events, CostRisk(events, config.gamma), f"{cost} share {config.budget:g}")
+    """cost: one of COSTS; config.budget is the mean cost allowed."""
+    risk = CostRisk(cost, config.gamma)
+    name = f"{cost} share {config.budget:g}"
+    player = _with(config, sizes, CostModel(cost, config), risk, name)
+    player.controller.constraint = Constraint(name, config.budget, lambda events: events.cost, lambda _: risk)  # type: ignore[attr-defined]
+    return player
 
 
 def spread_player(k: float, config: SagcConfig, sizes: Sequence[int]) -> Player:
-    risk: Callable[[float], RiskModel] = RISKS[config.risk]
-    return _with(config, sizes, SpreadThreshold(k, config), risk(config.gamma), f"threshold auto, k={k:g}")
-
-
-def blended_player(config: SagcConfig, sizes: Sequence[int]) -> Player:
-    events = EventModel(config.threshold, config.reference, config.count_truncated, config.gamma)
-    return _with(config, sizes, events, Blended(config.gamma), "blended")
+    risk = RISKS[config.risk](config.gamma)
+    return _with(config, sizes, SpreadThreshold(k, config), risk, f"threshold auto, k={k:g}")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
+from sagc_verl.control import CONSTRAINTS
 from sagc_verl.replay.comparison import Comparison
 from sagc_verl.replay.errors import SourceError
-from sagc_verl.replay.tune import YARDSTICK, Tuning
+from sagc_verl.replay.tune import YARDSTICK, Candidate, Tuning
 from sagc_verl.report.output import binary_output
 
 IMAGES = ("png", "svg", "pdf")
@@ -31,30 +32,31 @@ def check_plot_path(path: str) -> str:
 
 def _series(comparison: Comparison) -> tuple[list, list, list]:
     """Lines of the three panels: (name, x, y)."""
-    sizes, rates, times = [], [], []
+    sizes, costs, times = [], [], []
     for outcome in comparison.outcomes:
         columns = outcome.trace.columns()
         shown = outcome.kind in SHOWN_KINDS
         if shown:
             sizes.append((outcome.name, columns["step"], columns["size"]))
         if shown or outcome is comparison.largest:
-            running = (columns["rate"] * columns["count"]).cumsum() / columns["count"].cumsum()
-            rates.append((outcome.name, columns["step"], running))
+            running = (columns["cost"] * columns["count"]).cumsum() / columns["count"].cumsum()
+            costs.append((outcome.name, columns["step"], running))
             times.append((outcome.name, columns["step"], columns["step_s"]))
-    return sizes, rates, times
+    return sizes, costs, times
 
 
 def plot_comparison(comparison: Comparison, path: str) -> None:
-    """Size, running straggler rate against the budget, seconds a step; and rollouts against seconds of all lines."""
+    """Size, running cost against the budget, seconds a step; and rollouts against seconds of all lines."""
     ending = check_plot_path(path)
-    sizes, rates, times = _series(comparison)
+    sizes, costs, times = _series(comparison)
+    config = comparison.plan.config
     panels = (
         ("group size", sizes, None),
-        ("straggler rate so far", rates, comparison.plan.config.budget),
+        (f"{CONSTRAINTS[config.constraint].label} so far", costs, config.budget),
         ("predicted seconds a step", times, None),
     )
     points = [(o.name, o.seconds_per_step, o.rollouts_per_step) for o in comparison.outcomes]
-    title = f"{comparison.workload.name}: threshold {comparison.plan.config.threshold:g}"
+    title = f"{comparison.workload.name}: threshold {config.threshold:g}"
     _draw(path, ending, title, panels, points, ("seconds a step", "rollouts a step"))
 
 
@@ -62,19 +64,13 @@ def plot_tuning(tuning: Tuning, path: str) -> None:
     """Every setting: seconds a step against rollouts a step; the front marked by name."""
     ending = check_plot_path(path)
 
-    def name(candidate: object) -> str:
-        for known in tuning.candidates:
-            if known is candidate:
-                if known.is_static:
-                    return known.outcome.name
-                return f"tau {known.threshold:g}, b {known.budget:g}" + (
-                    " (recommended)" if known is tuning.recommended else ""
-                )
-        return ""
+    def name(candidate: Candidate) -> str:
+        chosen = candidate is tuning.recommended
+        return candidate.name + (" (recommended)" if chosen else "") if candidate.on_front or chosen else ""
 
     points = [
         (
-            name(c) if c.on_front or c is tuning.recommended else "",
+            name(c),
             c.outcome.seconds_per_step,
             c.outcome.rollouts_per_step,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sagc_verl.control import CONSTRAINTS
 from sagc_verl.replay.advice import verdict
 from sagc_verl.replay.comparison import Comparison
 from sagc_verl.replay.tune import YARDSTICK, Tuning
@@ -41,10 +42,11 @@ def show_comparison(comparison: Comparison, time_lines: list[str], console: Cons
     from rich.table import Table
 
     plan, workload = comparison.plan, comparison.workload
+    label = CONSTRAINTS[plan.config.constraint].label
     console.print(
         f"[bold]{workload.name}[/bold]: {plan.steps} steps of {plan.prompts} prompts, threshold "
         f"{plan.config.threshold:g}, "
-        f"budget {plan.config.budget:g}, sizes {' '.join(map(str, plan.sizes))}, seed {plan.seed}"
+        f"budget {plan.config.budget:g} ({label}), sizes {' '.join(map(str, plan.sizes))}, seed {plan.seed}"
     )
     console.print(f"lengths: {drawn_how(comparison)}; unit: {workload.unit}")
     console.print(f"step time: {comparison.time.origin}")
@@ -71,17 +73,18 @@ def show_comparison(comparison: Comparison, time_lines: list[str], console: Cons
     for head in (*heads, *(name for name, used in extra.items() if used)):
         table.add_column(head, justify="right")
     for outcome in comparison.outcomes:
+        over = "" if outcome.cost <= outcome.budget else " *"
         cells = [
             outcome.name,
             f"{outcome.mean_n:.1f}",
-            plain(outcome.rate) + ("" if outcome.rate <= outcome.budget else " *"),
+            plain(outcome.rate) + (over if label == "straggler rate" else ""),
             plain(outcome.largest_excess, 2),
             count(outcome.moves),
             count(outcome.rollouts_per_step),
             plain(outcome.generation_per_step),
             plain(outcome.seconds_per_step),
             plain(outcome.rollouts_per_second),
-            share(outcome.mean("waiting")),
+            share(outcome.mean("waiting")) + (over if label == "waiting share" else ""),
         ]
         if extra["silent"]:
             cells.append(share(outcome.mean("silent")))
@@ -97,7 +100,7 @@ def show_comparison(comparison: Comparison, time_lines: list[str], console: Cons
     )
     if comparison.true_risk:
         risks = "  ".join(f"{size}: {risk:.3f}" for size, risk in comparison.true_risk.items())
-        console.print(f"true straggler risk by size: {risks}")
+        console.print(f"true {label} by size: {risks}")
     console.print(f"sizes SAGC played: {size_path(comparison.sagc)}")
     for line in verdict(comparison):
         console.print(line)
@@ -113,7 +116,7 @@ def show_tuning(tuning: Tuning, workload: str, console: Console) -> None:
     console.print(f"[bold]{workload}[/bold]: {len(tuning.candidates)} settings tried, {len(front)} on the front")
     table = Table(box=None, pad_edge=False)
     table.add_column("setting")
-    columns = ("sizes", "mean n", f"rate at {YARDSTICK:g}", "own rate", "rollouts/step", "step s", "worth/s")
+    columns = ("sizes", "mean n", f"rate at {YARDSTICK:g}", "own cost", "rollouts/step", "step s", "worth/s")
     for head in columns:
         table.add_column(head, justify="right")
     shown = [
@@ -122,25 +125,26 @@ def show_tuning(tuning: Tuning, workload: str, console: Console) -> None:
     ]
     for candidate in shown:
         outcome = candidate.outcome
-        name = (
-            outcome.name if candidate.is_static else f"threshold {candidate.threshold:g}, budget {candidate.budget:g}"
-        )
         chosen = candidate is tuning.recommended
         table.add_row(
-            ("> " if chosen else "  ") + name,
+            ("> " if chosen else "  ") + candidate.name,
             " ".join(map(str, candidate.sizes)) or "-",
             f"{outcome.mean_n:.1f}",
             plain(candidate.rate),
-            "-" if candidate.is_static else plain(outcome.rate),
+            "-" if candidate.is_static else plain(outcome.cost),
             count(outcome.rollouts_per_step),
             plain(outcome.seconds_per_step),
             f"{candidate.worth / largest - 1:+.1%}",
             style="bold" if chosen else None,
         )
     console.print(table)
-    console.print(f"worth/s: worth of the groups per second against static {tuning.rollout_n}")
+    console.print(
+        f"worth/s: worth of the groups per second against static {tuning.rollout_n}; own cost: what its budget limits"
+    )
     for reason in tuning.reasons:
         console.print(reason)
+    for note in tuning.notes:
+        console.print(f"note: {note}")
     if tuning.recommended is not None:
         console.print("Paste:")
         console.print(f"  {tuning.recommended.line(tuning.rollout_n)}", soft_wrap=True, markup=False, highlight=False)

@@ -1,4 +1,4 @@
-"""Which threshold, budget and sizes suit a workload: a small grid, its front, and one recommendation.
+"""Which constraint, threshold, budget and sizes suit a workload: a small grid, its front, and one recommendation.
 
 Thresholds define different events, so settings are compared by one yardstick: the straggler rate at threshold 2.5. A
 setting is on the front when no other makes at least as many rollouts, at no higher a rate, in no longer a step.
@@ -9,29 +9,31 @@ Recommended is, of the settings whose own budget is kept, the one with the large
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from sagc_verl.control import EventModel, SagcConfig, ladder
+from sagc_verl.control import CONSTRAINTS, EventModel, SagcConfig, ladder
 from sagc_verl.replay.advice import LITTLE, TOLERANCE, keeps_budget, worth
-from sagc_verl.replay.players import sagc_player, static_player
+from sagc_verl.replay.players import Player, sagc_player, static_player
 from sagc_verl.replay.steptime import StepTime
 from sagc_verl.replay.whatif import Outcome, play_steps
 from sagc_verl.replay.workloads import Workload
 
 THRESHOLDS = (1.5, 2.0, 2.5, 3.0, 4.0)
 BUDGETS = (0.05, 0.1, 0.2, 0.3)
+WAITING_BUDGETS = (0.3, 0.4, 0.5)
 YARDSTICK = 2.5
 """The threshold at which all settings are judged alike."""
 
 
 @dataclass
 class Candidate:
-    """One setting and what became of it; a static size has no threshold, budget or list."""
+    """One setting and what became of it; a static size has no budget or list, the waiting share no threshold."""
 
     outcome: Outcome
     worth: float
+    constraint: str = "straggler"
     threshold: float | None = None
     budget: float | None = None
     sizes: tuple[int, ...] = ()
@@ -44,16 +46,24 @@ class Candidate:
 
     @property
     def is_static(self) -> bool:
-        return self.threshold is None
+        return not self.sizes
+
+    @property
+    def name(self) -> str:
+        if self.is_static:
+            return self.outcome.name
+        what = "waiting" if self.threshold is None else f"threshold {self.threshold:g}"
+        return f"{what}, budget {self.budget:g}"
 
     def line(self, rollout_n: int) -> str:
         """What to paste into a training script."""
         if self.is_static:
             return f"actor_rollout_ref.rollout.n={self.outcome.mean_n:.0f}"
         sizes = ",".join(map(str, self.sizes))
+        what = f"constraint={self.constraint}" if self.threshold is None else f"threshold={self.threshold:g}"
         return (
             f"trainer.v1.trainer_mode=sagc actor_rollout_ref.rollout.n={rollout_n} '+sagc.sizes=[{sizes}]' "
-            f"+sagc.threshold={self.threshold:g} +sagc.budget={self.budget:g}"
+            f"+sagc.{what} +sagc.budget={self.budget:g}"
         )
 
 
@@ -65,6 +75,7 @@ class Tuning:
     candidates: list[Candidate] = field(default_factory=list)
     recommended: Candidate | None = None
     reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def front(self) -> list[Candidate]:
@@ -93,32 +104,49 @@ def tune_steps(
     steps: int,
     prompts: int,
     seed: int,
+    waiting_budgets: Sequence[float] = (),
     utility: str = "snr",
 ) -> tuple[Tuning, Iterator[None], int]:
-    """A tuning to be filled by running the iterator, which yields after every step; and how often it does."""
+    """A tuning to be filled by running the iterator, which yields after every step; and how often it does.
+
+    Tried are all static sizes, thresholds x budgets x lists, and waiting_budgets x lists with ``constraint=waiting``.
+    """
     tuning = Tuning(rollout_n)
     statics = sorted({size for sizes in lists for size in sizes} | {rollout_n}, reverse=True)
-    settings: list[tuple[float | None, float | None, tuple[int, ...]]] = [(None, None, (n,)) for n in statics]
-    settings += [(t, b, sizes) for t in thresholds for b in budgets for sizes in lists]
+    straggler = replace(config, constraint="straggler")
+    settings: list[tuple[SagcConfig, tuple[int, ...], float | None]] = [
+        (replace(straggler, threshold=threshold, budget=budget, sizes=sizes), sizes, threshold)
+        for threshold in thresholds
+        for budget in budgets
+        for sizes in lists
+    ]
+    settings += [
+        (replace(config, constraint="waiting", budget=budget, sizes=sizes), sizes, None)
+        for budget in waiting_budgets
+        for sizes in lists
+    ]
+
+    def worth_of(outcome: Outcome) -> float:
+        return worth(outcome, rollout_n, utility, config.utility_rho)
+
+    def play_one(player: Player) -> Generator[None, None, Outcome]:
+        judge = EventModel(YARDSTICK, config.reference, config.count_truncated, config.gamma)
+        outcome = Outcome.of(player)
+        yield from play_steps(workload, player, time, outcome, steps=steps, prompts=prompts, seed=seed, yardstick=judge)
+        return outcome
 
     def run() -> Iterator[None]:
-        for threshold, budget, sizes in settings:
-            if threshold is None or budget is None:
-                player = static_player(config, sizes[0])
-            else:
-                player = sagc_player(replace(config, threshold=threshold, budget=budget, sizes=sizes), sizes)
-            judge = EventModel(YARDSTICK, config.reference, config.count_truncated, config.gamma)
-            outcome = Outcome.of(player)
-            yield from play_steps(
-                workload, player, time, outcome, steps=steps, prompts=prompts, seed=seed, yardstick=judge
-            )
-            value = worth(outcome, rollout_n, utility, config.utility_rho)
-            kept = sizes if threshold is not None else ()
-            tuning.candidates.append(Candidate(outcome, value, threshold, budget, kept))
+        for n in statics:
+            outcome = yield from play_one(static_player(config, n))
+            tuning.candidates.append(Candidate(outcome, worth_of(outcome)))
+        for tried, sizes, threshold in settings:
+            outcome = yield from play_one(sagc_player(tried, sizes))
+            candidate = Candidate(outcome, worth_of(outcome), tried.constraint, threshold, tried.budget, sizes)
+            tuning.candidates.append(candidate)
         _mark_front(tuning.candidates)
         _recommend(tuning)
 
-    return tuning, run(), len(settings) * steps
+    return tuning, run(), (len(statics) + len(settings)) * steps
 
 
 def _mark_front(candidates: list[Candidate]) -> None:
@@ -153,8 +181,11 @@ def _thinned(candidates: list[Candidate]) -> list[Candidate]:
     return kept
 
 
-def _from_default(candidate: Candidate) -> tuple[float, float, int]:
-    return abs((candidate.threshold or 0) - 2.5), abs((candidate.budget or 0) - 0.2), -len(candidate.sizes)
+def _from_default(candidate: Candidate) -> tuple[bool, float, float, int]:
+    """The less, the nearer to a controller without settings of its own."""
+    usual = CONSTRAINTS[candidate.constraint].budget
+    away = abs((candidate.threshold or YARDSTICK) - 2.5)
+    return candidate.constraint != "straggler", away, abs((candidate.budget or 0) - usual), -len(candidate.sizes)
 
 
 def _recommend(tuning: Tuning) -> None:
@@ -193,9 +224,8 @@ def _recommend(tuning: Tuning) -> None:
         f"Groups worth {gain:.1%} more per second than static {n}: steps {saved:.1%} shorter, rollouts {fewer:.1%} "
         f"fewer, mean n "
         f"{outcome.mean_n:.1f}.",
-        f"Its own budget is kept: {outcome.rate:.3f} of {best.budget:g}. At threshold {YARDSTICK:g}, {best.rate:.3f} "
-        f"of groups "
-        f"straggle instead of {largest.rate:.3f}.",
+        f"Its own budget is kept: {CONSTRAINTS[best.constraint].label} {outcome.cost:.3f} of {best.budget:g}. At "
+        f"threshold {YARDSTICK:g}, {best.rate:.3f} of groups straggle instead of {largest.rate:.3f}.",
     ]
     near = min(statics, key=lambda candidate: abs(candidate.outcome.mean_n - outcome.mean_n))
     if best_static.worth >= best.worth * (1 - LITTLE) or near.worth >= best.worth * (1 - LITTLE):
@@ -205,7 +235,7 @@ def _recommend(tuning: Tuning) -> None:
             f"pays where lengths "
             "change while you train, or where you do not know the size beforehand."
         )
-    if abs(outcome.rate - (best.budget or 0)) < TOLERANCE or outcome.moves > 2:
+    if abs(outcome.cost - (best.budget or 0)) < TOLERANCE or outcome.moves > 2:
         tuning.reasons.append(f"The budget binds: {outcome.moves} moves in {outcome.steps} steps.")
 
 
@@ -215,6 +245,7 @@ def tuning_as_dict(tuning: Tuning) -> dict[str, Any]:
         "rollout_n": tuning.rollout_n,
         "settings": [
             {
+                "constraint": None if candidate.is_static else candidate.constraint,
                 "threshold": candidate.threshold,
                 "budget": candidate.budget,
                 "sizes": list(candidate.sizes),
@@ -227,4 +258,5 @@ def tuning_as_dict(tuning: Tuning) -> dict[str, Any]:
         ],
         "line": None if tuning.recommended is None else tuning.recommended.line(tuning.rollout_n),
         "reasons": tuning.reasons,
+        "notes": tuning.notes,
     }

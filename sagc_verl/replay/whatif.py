@@ -19,7 +19,7 @@ from sagc_verl.replay.workloads import Workload
 
 TRACE_BINS = 1024
 MOVES_KEPT = 64
-TRACED = ("size", "rate", "queue", "step_s", "generation_s", "longest")
+TRACED = ("size", "cost", "queue", "step_s", "generation_s", "longest")
 
 
 class Trace:
@@ -71,7 +71,7 @@ class Outcome:
     first_moves: list[tuple[int, int, int]] = field(default_factory=list)
     """(step after which, from, to) of the first moves."""
     largest_excess: float = 0.0
-    """The largest sum of (rate - budget) so far, in steps."""
+    """The largest sum of (cost - budget) so far, in steps."""
     groups: int = 0
     """Groups that the controller counted."""
     rollouts: int = 0
@@ -99,7 +99,7 @@ class Outcome:
             entry[1] += 1
 
     def mean(self, name: str) -> float:
-        """Mean over steps of: rate, yardstick, waiting, silent, bias, truncated, blind, ratio; NaN where never
+        """Mean over steps of: cost, rate, yardstick, waiting, silent, bias, truncated, blind, ratio; NaN where never
         known."""
         total, count = self._means.get(name, (0.0, 0.0))
         return total / count if count else math.nan
@@ -107,6 +107,11 @@ class Outcome:
     @property
     def mean_n(self) -> float:
         return sum(size * count for size, count in self.sizes.items()) / max(1, self.steps)
+
+    @property
+    def cost(self) -> float:
+        """Mean of what the budget limits (``control.CONSTRAINTS``)."""
+        return self.mean("cost")
 
     @property
     def rate(self) -> float:
@@ -158,11 +163,10 @@ class Outcome:
         longest = math.nan
         if report.events is not None:
             longest = float(np.nanmax(report.events.max))
-            starts = got.batch.offsets[:-1]
-            group_mean = np.add.reduceat(got.batch.lengths, starts) / np.diff(got.batch.offsets)
-            self._add_mean("waiting", float(1 - (group_mean / report.events.max).mean()))
         for name, value in (
+            ("cost", report.cost),
             ("rate", report.straggler_rate),
+            ("waiting", report.waiting_share),
             ("yardstick", yardstick),
             ("silent", got.silent),
             ("bias", got.bias),
@@ -171,7 +175,7 @@ class Outcome:
             ("ratio", report.ratio_mean),
         ):
             self._add_mean(name, value)
-        self.trace.add((size, report.straggler_rate, report.queue, step_s, got.generation_s, longest))
+        self.trace.add((size, report.cost, report.queue, step_s, got.generation_s, longest))
 
     def as_dict(self) -> dict[str, Any]:
         """Plain types, for JSON."""
@@ -181,6 +185,7 @@ class Outcome:
             "steps": self.steps,
             "mean_n": self.mean_n,
             "steps_at_size": {str(size): count for size, count in sorted(self.sizes.items())},
+            "cost": self.cost,
             "straggler_rate": self.rate,
             "budget": self.budget,
             "largest_excess": self.largest_excess,

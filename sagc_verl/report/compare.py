@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 NOT_COMPARABLE = "Not comparable as they stand; the runs differ in"
 LABEL_WIDTH = 40
+_COST_PLACE = {"straggler_rate": 2, "waiting_share": 3}
+"""The cell that is marked when a setting is over its budget."""
 TABLE_METRICS = ("steps", "wall_seconds", "straggler_rate", "mean_n", "rollouts", "reward", "reward_per_second")
 
 
@@ -91,8 +93,8 @@ def render_table(comparison: Comparison, console: Console) -> None:
         width = max(len(text) for text in (*header.split(), *(cells[place] for cells in rows)))
         table.add_column(header, justify="right", min_width=width)
     for setting, cells in zip(comparison.settings, rows, strict=True):
-        over = setting.values["straggler_rate"].value > setting.budget
-        table.add_row(Text(setting.label), *(Text(cell, "red" if over and cell is cells[2] else "") for cell in cells))
+        marked = cells[_COST_PLACE[setting.cost_key]] if setting.over_budget else None
+        table.add_row(Text(setting.label), *(Text(cell, "red" if cell is marked else "") for cell in cells))
     console.print(table)
     if comparison.incomparable:
         console.print(f"\n{NOT_COMPARABLE}")
@@ -105,8 +107,16 @@ def render_table(comparison: Comparison, console: Console) -> None:
 
 def _table_cells(setting: Setting) -> list[str]:
     cells = [BY_KEY[key].form(setting.values[key].value) for key in TABLE_METRICS]
-    cells.insert(3, numbers.share(setting.budget))
+    cells.insert(3, budget_text(setting))
     return cells
+
+
+def budget_text(setting: Setting) -> str:
+    """The budget; with what was reached, where that is not the straggler rate beside it."""
+    budget = numbers.share(setting.budget)
+    if setting.cost_key == "straggler_rate":
+        return budget
+    return f"{budget} (waiting {numbers.share(setting.values[setting.cost_key].value)})"
 
 
 def _watch_part(watch: Watch, number: int, parts: int, share: float) -> None:

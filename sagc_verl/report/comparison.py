@@ -26,7 +26,7 @@ class Setting:
         runs: its runs.
         values: per metric key the number; over steps for one run, over seeds for several.
         reached: per cost ("steps", "seconds", "rollouts", "tokens") what it took to the target reward.
-        budget: the budget of straggler events it was held against, nan where unknown.
+        budget: the budget that its cost was held against, nan where unknown.
     """
 
     label: str
@@ -34,6 +34,15 @@ class Setting:
     values: dict[str, Estimate]
     reached: dict[str, Estimate]
     budget: float
+
+    @property
+    def cost_key(self) -> str:
+        """The metric that the budget limits."""
+        return "waiting_share" if self.runs[0].settings.constraint == "waiting" else "straggler_rate"
+
+    @property
+    def over_budget(self) -> bool:
+        return self.values[self.cost_key].value > self.budget
 
     @property
     def policy(self) -> str | None:
@@ -152,6 +161,7 @@ def _setting_dict(setting: Setting) -> dict[str, Any]:
         "runs": [run.name for run in setting.runs],
         "seeds": [run.settings.seed_text for run in setting.runs],
         "policy": setting.policy,
+        "constrained": setting.cost_key,
         "budget": setting.budget,
         "values": {key: vars(value) for key, value in setting.values.items()},
         "to_target_reward": {key: vars(value) for key, value in setting.reached.items()},

@@ -12,13 +12,14 @@ from importlib import resources
 from pathlib import Path
 
 from sagc_verl.report import numbers
+from sagc_verl.report.compare import budget_text
 from sagc_verl.report.comparison import Comparison, Setting
 from sagc_verl.report.metrics import BY_KEY, METRICS
 from sagc_verl.report.output import binary_output
 from sagc_verl.report.plots import MAX_POINTS, SERIES_COLOURS, Figure, figures, sum_counts
 from sagc_verl.report.settings import short_path
 from sagc_verl.report.statistics import MIN_STEPS, RESAMPLES, Estimate
-from sagc_verl.report.summary import summarise
+from sagc_verl.report.summary import budget_of_summary, summarise
 from sagc_verl.report.verdicts import MEASURES, change_text, conclusions, contrasts, described
 
 _OVERVIEW = ("steps", "wall_seconds", "straggler_rate", "mean_n", "rollouts", "reward", "reward_per_second")
@@ -158,9 +159,10 @@ def _overview_table(comparison: Comparison) -> str:
     rows = []
     for place, setting in enumerate(comparison.settings):
         cells = [_named(place, setting), *(escape(BY_KEY[key].form(setting.values[key].value)) for key in _OVERVIEW)]
-        cells.insert(4, escape(numbers.share(setting.budget)))
-        if setting.values["straggler_rate"].value > setting.budget:
-            cells[3] = f'<span class="over" title="over the budget">{cells[3]}</span>'
+        cells.insert(4, escape(budget_text(setting)))
+        if setting.over_budget:
+            place = 3 if setting.cost_key == "straggler_rate" else 4
+            cells[place] = f'<span class="over" title="over the budget">{cells[place]}</span>'
         rows.append(cells)
     return _table(header, rows)
 
@@ -278,7 +280,7 @@ def _identity_table(comparison: Comparison) -> str:
             found = summarise(run)
             policy = "read from a log" if found.imported else (found.policy or "unknown")
             if found.policy == "sagc":
-                policy += f", budget {numbers.share(found.budget)}, threshold {numbers.plain(found.threshold)}"
+                policy += f", {budget_of_summary(found)}, threshold {numbers.plain(found.threshold)}"
             name = run.name if len(setting.runs) > 1 else setting.label
             cells = [policy, " ".join(map(str, found.sizes)) or "-", short_path(found.model), short_path(found.data)]
             cells += [found.seed or "unknown", found.hardware or "unknown"]

@@ -38,6 +38,7 @@ _MAX_PROMPTS_KEPT = 100_000  # prompts with stragglers held in memory before the
 _STEP_COLUMNS: dict[str, tuple[str, ...]] = {
     "n": ("n", "sagc/size"),
     "straggler_rate": ("straggler_rate",),
+    "waiting_share": ("waiting_share",),
     "budget": ("budget",),
     "tail_s": ("tail_s",),
     "idle_share": ("idle_share",),
@@ -89,11 +90,11 @@ class RunMeasures:
     Attributes:
         name: what the reader called it.
         directory: name of the run's directory, which tells apart runs of one name.
-        steps: one row per step, ascending; float64 columns `step, n, straggler_rate, budget, tail_s, idle_share, stall,
-            refills, tokens, rollouts, wall_s, reward, trained_reward, length_mean, length_right, length_wrong,
-            truncated_share, thrown_away_share, silent_share, seconds_done, rollouts_done, tokens_done`; nan where
-            unknown. `reward` is the mean over every rollout generated (before any filter), or veRL's own metric where
-            no rollouts are on record.
+        steps: one row per step, ascending; float64 columns `step, n, straggler_rate, waiting_share, budget, tail_s,
+            idle_share, stall, refills, tokens, rollouts, wall_s, reward, trained_reward, length_mean, length_right,
+            length_wrong, truncated_share, thrown_away_share, silent_share, seconds_done, rollouts_done, tokens_done`;
+            nan where unknown. `reward` is the mean over every rollout generated (before any filter), or veRL's own
+            metric where no rollouts are on record.
         phases: seconds per phase of the step, same rows; columns from PHASES plus "other".
         validation: validation scores, same rows; one column per metric; nan where not validated.
         right, wrong: responses by length: `right[l]` right answers of l tokens; int64. Right: reward > `right_above`.

@@ -98,6 +98,14 @@ METRICS: tuple[Metric, ...] = (
         _mean_of("straggler_rate"),
         "straggler_rate",
     ),
+    Metric(
+        "waiting_share",
+        "waiting share",
+        "Mean share of a group's slot time spent waiting for its longest rollout: 1 - mean length / longest length.",
+        numbers.share,
+        _mean_of("waiting_share"),
+        "waiting_share",
+    ),
     Metric("mean_n", "mean n", "Mean group size over steps.", numbers.plain, _mean_of("n"), "n"),
     Metric(
         "rollouts",

@@ -55,7 +55,7 @@ def figures(comparison: Comparison) -> list[Figure]:
     """Every figure that the runs have data for, in reading order."""
     made = [
         _sizes(comparison),
-        _straggler_rate(comparison),
+        *_costs(comparison),
         _reward(comparison, "step", "step", "Reward against steps"),
         _reward(comparison, "rollouts_done", "rollouts generated", "Reward against rollouts"),
         _reward(comparison, "seconds_done", "wall seconds", "Reward against wall-clock"),
@@ -89,14 +89,23 @@ def _sizes(comparison: Comparison) -> Figure | None:
     )
 
 
-def _straggler_rate(comparison: Comparison) -> Figure | None:
-    budgets = sorted({setting.budget for setting in comparison.settings if math.isfinite(setting.budget)})
+def _costs(comparison: Comparison) -> list[Figure | None]:
+    """The straggler rate; the waiting share too where a budget limits that."""
+    made = [_cost(comparison, "straggler_rate", "Straggler rate", "Share of groups with a straggler")]
+    if any(setting.cost_key == "waiting_share" for setting in comparison.settings):
+        made.append(_cost(comparison, "waiting_share", "Waiting share", "Share of a group's slot time spent waiting"))
+    return made
+
+
+def _cost(comparison: Comparison, key: str, name: str, meaning: str) -> Figure | None:
+    held = [setting for setting in comparison.settings if setting.cost_key == key]
+    budgets = sorted({setting.budget for setting in held if math.isfinite(setting.budget)})
 
     def line(place: int, setting: Setting) -> list[dict[str, Any]]:
-        curve = _curve(setting, "step", "straggler_rate", comparison.window)
+        curve = _curve(setting, "step", key, comparison.window)
         return _with_band(curve, setting, place) if curve else []
 
-    caption = f"Share of groups with a straggler, mean of {comparison.window} steps."
+    caption = f"{meaning}, mean of {comparison.window} steps."
     shapes = [
         {
             "type": "line",
@@ -126,10 +135,10 @@ def _straggler_rate(comparison: Comparison) -> Figure | None:
     return _figure(
         comparison,
         line,
-        "Straggler rate against the budget",
+        f"{name} against the budget" if budgets else name,
         caption,
         x="step",
-        y="groups with a straggler",
+        y=name.lower(),
         layout=layout,
     )
 

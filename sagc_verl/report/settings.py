@@ -8,11 +8,12 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sagc_verl.control.config import SagcConfig
+from sagc_verl.control.config import default_settings
+from sagc_verl.control.constraint import CONSTRAINTS
 from sagc_verl.report.text import visible
 
 # The first matching pattern names the kind of a configuration key. A difference in one of these kinds makes runs
@@ -50,6 +51,7 @@ class Settings:
         policy: "sagc", "static", "schedule", or None where the records do not say.
         sizes: the group sizes the run could play, ascending.
         rollout_n: veRL's `rollout.n`.
+        constraint: what the budget limits, "straggler" or "waiting".
         budget, threshold: the controller's two knobs.
         flat: the resolved configuration, one entry per dotted key.
         seeds: every seed of the configuration, by dotted key.
@@ -59,6 +61,7 @@ class Settings:
     policy: str | None
     sizes: tuple[int, ...]
     rollout_n: int | None
+    constraint: str | None
     budget: float | None
     threshold: float | None
     model: str | None
@@ -100,7 +103,9 @@ def read_settings(info: Mapping[str, Any]) -> Settings:
     own: dict[str, Any] = {}
     if config and not imported:
         # Whoever leaves a controller key out gets its default: runs are compared by what they used.
-        own = asdict(SagcConfig()) | _mapping(config.get("sagc"))
+        own = default_settings() | _mapping(config.get("sagc"))
+        if own["budget"] is None and own["constraint"] in CONSTRAINTS:
+            own["budget"] = CONSTRAINTS[own["constraint"]].budget
         flat = {key: value for key, value in flat.items() if not key.startswith("sagc.")}
         flat.update({f"sagc.{key}": value for key, value in own.items()})
     hardware = _hardware(info)
@@ -113,6 +118,7 @@ def read_settings(info: Mapping[str, Any]) -> Settings:
         policy=str(policy) if policy else None,
         sizes=tuple(sorted(int(size) for size in sizes)) if _all_numbers(sizes) else (),
         rollout_n=rollout_n,
+        constraint=str(own["constraint"]) if own else None,
         budget=_number(own.get("budget")),
         threshold=_number(own.get("threshold")),
         model=_text(flat.get("actor_rollout_ref.model.path")),

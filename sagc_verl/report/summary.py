@@ -20,11 +20,12 @@ class Summary:
     """The numbers of one run. nan (null in JSON) where the records do not say.
 
     Attributes:
-        run, policy, sizes, budget, threshold, model, data, hardware, seed: what it was.
+        run, policy, sizes, constraint, budget, threshold, model, data, hardware, seed: what it was.
         steps: steps on record; `first_step`, `last_step` their numbers.
         wall_seconds: sum of the steps' wall times. Time between a crash and the resume does not count.
         mean_n: mean group size over steps.
         straggler_rate: mean over steps of the share of groups with a straggler.
+        waiting_share: mean over steps of the share of a group's slot time spent waiting for its longest rollout.
         moves: how often the size changed.
         rollouts, tokens: generated, filtered ones included; tokens are response tokens.
         reward_first, reward_last: mean reward of the first and last tenth of the steps.
@@ -43,6 +44,7 @@ class Summary:
     run: str
     policy: str | None
     sizes: tuple[int, ...]
+    constraint: str | None
     budget: float
     threshold: float | None
     model: str | None
@@ -56,6 +58,7 @@ class Summary:
     wall_seconds: float
     mean_n: float
     straggler_rate: float
+    waiting_share: float
     moves: int
     rollouts: float
     tokens: float
@@ -92,6 +95,7 @@ def summarise(measures: RunMeasures) -> Summary:
         run=measures.name,
         policy=settings.policy,
         sizes=settings.sizes,
+        constraint=settings.constraint,
         budget=budget_of(measures),
         threshold=settings.threshold,
         model=settings.model,
@@ -105,6 +109,7 @@ def summarise(measures: RunMeasures) -> Summary:
         wall_seconds=wall,
         mean_n=finite_mean(measures.column("n")),
         straggler_rate=finite_mean(measures.column("straggler_rate")),
+        waiting_share=finite_mean(measures.column("waiting_share")),
         moves=moves(measures),
         rollouts=finite_sum(measures.column("rollouts")),
         tokens=finite_sum(measures.column("tokens")),
@@ -163,7 +168,7 @@ def _identity(summary: Summary) -> list[tuple[str, str]]:
     if summary.sizes:
         policy += ", sizes " + " ".join(str(size) for size in summary.sizes)
     if summary.policy == "sagc" and math.isfinite(summary.budget):
-        policy += f", budget {numbers.share(summary.budget)}"
+        policy += f", {budget_of_summary(summary)}"
     if summary.threshold is not None:
         policy += f", threshold {summary.threshold:g}"
     return [
@@ -179,10 +184,12 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
     steps = numbers.count(summary.steps)
     if summary.steps != summary.last_step - summary.first_step + 1 or summary.first_step != 1:
         steps += f" (steps {summary.first_step} to {summary.last_step})"
-    rate = numbers.share(summary.straggler_rate)
-    if math.isfinite(summary.straggler_rate) and math.isfinite(summary.budget):
-        side = "within" if summary.straggler_rate <= summary.budget else "over"
-        rate += f" of groups, {side} the budget of {numbers.share(summary.budget)}"
+    rate = f"{numbers.share(summary.straggler_rate)} of groups"
+    waiting = f"{numbers.share(summary.waiting_share)} of a group's slot time"
+    if summary.constraint == "waiting":
+        waiting += _against_budget(summary.waiting_share, summary.budget)
+    else:
+        rate += _against_budget(summary.straggler_rate, summary.budget)
     per_step = summary.wall_seconds / summary.steps if summary.steps else math.nan
     reward = (
         f"{numbers.plain(summary.reward_first)} in the first tenth, {numbers.plain(summary.reward_last)} in the last"
@@ -196,6 +203,7 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
         ),
         (summary.mean_n, "mean n", f"{numbers.plain(summary.mean_n)}, {summary.moves} moves"),
         (summary.straggler_rate, "straggler rate", rate),
+        (summary.waiting_share, "waiting share", waiting),
         (summary.rollouts, "rollouts", numbers.count(summary.rollouts)),
         (summary.tokens, "response tokens", numbers.count(summary.tokens)),
         (summary.reward_last, "reward", reward),
@@ -218,6 +226,18 @@ def _figures(summary: Summary) -> list[tuple[str, str]]:
         (summary.refills or math.nan, "refills", f"{numbers.count(summary.refills)} prompts sent again"),
     ]
     return [(label, text) for value, label, text in rows if math.isfinite(value)]
+
+
+def _against_budget(cost: float, budget: float) -> str:
+    if not (math.isfinite(cost) and math.isfinite(budget)):
+        return ""
+    return f", {'within' if cost <= budget else 'over'} the budget of {numbers.share(budget)}"
+
+
+def budget_of_summary(summary: Summary) -> str:
+    """The budget with what it limits, where that is not the straggler rate."""
+    what = "" if summary.constraint != "waiting" else " of slot time waiting"
+    return f"budget {numbers.share(summary.budget)}{what}"
 
 
 def _render_shares(console: Console, title: str, values: dict[str, Any], form: Any) -> None:

@@ -169,11 +169,11 @@ def _one_decimal(value: float) -> str:
 
 def _budget_sentences(comparison: Comparison) -> Iterator[str]:
     for setting in comparison.settings:
-        rate, budget = setting.values["straggler_rate"], setting.budget
+        rate, budget = setting.values[setting.cost_key], setting.budget
         if setting.policy != "sagc" or not math.isfinite(rate.value) or not math.isfinite(budget):
             continue
         interval = f" ({numbers.share(rate.low)} to {numbers.share(rate.high)})" if rate.has_interval else ""
-        told = f"{setting.label}: straggler rate {numbers.share(rate.value)}{interval}"
+        told = f"{setting.label}: {BY_KEY[setting.cost_key].label} {numbers.share(rate.value)}{interval}"
         told += f" against a budget of {numbers.share(budget)}"
         if rate.value <= budget:
             yield f"{told}: kept."

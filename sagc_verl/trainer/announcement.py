@@ -78,12 +78,19 @@ def announcement(
         steps = ", ".join(f"{size} from step {step}" for step, size in (sagc.schedule or {}).items())
         what = f"schedule: {steps}"
     else:
+        if sagc.constraint == "waiting":
+            limit = f"at most {sagc.budget:.0%} of a group's slot time may be spent waiting in the long run"
+            meaning = f"a group waits from the end of each rollout to the end of its longest ({sagc.signal})"
+        else:
+            limit = f"at most {sagc.budget:.0%} of groups may straggle in the long run"
+            meaning = (
+                f"a group straggles when a rollout is longer than {sagc.threshold:g} x its reference ({sagc.signal})"
+            )
+        learnt = f", risk {sagc.risk}" if sagc.constraint == "straggler" else ""
         what = (
-            f"sizes {sizes}, starting at {plan.start}; "
-            f"at most {sagc.budget:.0%} of groups may straggle in the long run\n"
-            f"        a group straggles when a rollout is longer than {sagc.threshold:g} x its reference "
-            f"({sagc.signal})\n"
-            f"        rule {sagc.rule}, risk {sagc.risk}; {sagc.warmup} steps of warm-up, "
+            f"sizes {sizes}, starting at {plan.start}; {limit}\n"
+            f"        {meaning}\n"
+            f"        rule {sagc.rule}{learnt}; {sagc.warmup} steps of warm-up, "
             f"then moves at least {sagc.dwell} steps apart"
         )
     lines = [

@@ -6,7 +6,7 @@ moved. `sagc-verl doctor` prints both and a contract test fails on either.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
 import os
 from dataclasses import dataclass
@@ -72,9 +72,18 @@ NAMES = (
     Name("verl.trainer.ppo.utils:need_reference_policy", "size checks", ("config",)),
     Name("verl.utils.tensordict_utils:assign_non_tensor_stack", "n per prompt", ("tensor_dict", "key", "val")),
     Name("verl.plugin.platform:PlatformRegistry.register", "the CPU platform"),
+    Name("verl.workers.rollout.replica:RolloutReplicaRegistry._registry", "the vLLM server that is wrapped"),
+    Name("verl.workers.rollout.replica:RolloutReplicaRegistry.register", "puts it in place", ("cls", "name", "loader")),
     Name("verl.utils.distributed:initialize_global_process_group_ray", "gloo on the CPU"),
     Name("verl.workers.engine_workers:ActorRolloutRefWorker.actor_worker_cls", "the CPU worker"),
     Name("verl.workers.engine_workers:TrainingWorker", "the CPU worker"),
+)
+_VLLM = "verl.workers.rollout.vllm_rollout.vllm_async_server"
+# Only where vLLM is installed: it may be another engine.
+VLLM_NAMES = (
+    Name(f"{_VLLM}:vLLMHttpServer.run_server", "the engine's requests are timed", ("self", "args")),
+    Name(f"{_VLLM}:vLLMHttpServer.generate", "waiting for a slot is told apart"),
+    Name(f"{_VLLM}:vLLMReplica", "starts the server above"),
 )
 # Text that must stand in veRL's source: behaviour no signature shows.
 SOURCES = (
@@ -123,10 +132,15 @@ def _resolve(path: str) -> object:
     return found
 
 
+def names() -> tuple[Name, ...]:
+    """The names that are used with what is installed."""
+    return NAMES + (VLLM_NAMES if importlib.util.find_spec("vllm") else ())
+
+
 def name_faults() -> list[str]:
     """One line for every name of veRL that is gone or has changed. Imports veRL's trainer (seconds)."""
     faults = []
-    for name in NAMES:
+    for name in names():
         try:
             found = _resolve(name.path)
         except (ImportError, AttributeError) as error:
@@ -134,7 +148,11 @@ def name_faults() -> list[str]:
             continue
         if not name.parameters:
             continue
-        signature = inspect.signature(found)  # pyright: ignore[reportArgumentType]
+        try:
+            signature = inspect.signature(getattr(found, "__func__", found))  # pyright: ignore[reportArgumentType]
+        except TypeError:
+            faults.append(f"{name.path} is no function any more ({name.why})")
+            continue
         # Ray adds a parameter of its own to the methods of an actor class.
         parameters = tuple(parameter for parameter in signature.parameters if parameter != "_ray_trace_ctx")
         if parameters != name.parameters:

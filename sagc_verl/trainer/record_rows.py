@@ -59,7 +59,7 @@ def group_columns(rollouts: StepRollouts, report: StepReport, statuses: np.ndarr
         "prompt_index": columns["prompt_index"][first],
         "data_source": columns["data_source"][first],
         "n": np.full(count, report.size),
-        "status": np.array([_group_status(statuses[group_of == group]) for group in range(count)], dtype=object),
+        "status": _group_statuses(statuses, group_of, count),
     }
     rewards = columns["reward"]
     known = rollouts.counted & ~np.isnan(rewards)
@@ -86,10 +86,13 @@ def group_columns(rollouts: StepRollouts, report: StepReport, statuses: np.ndarr
     return groups
 
 
-def _group_status(statuses: np.ndarray) -> str:
+def _group_statuses(statuses: np.ndarray, group_of: np.ndarray, count: int) -> np.ndarray:
     """A group is what its rollouts are; failed only when all of them are."""
-    others = statuses[statuses != "failed"]
-    return str(others[0]) if len(others) else "failed"
+    came_back = np.flatnonzero(statuses != "failed")
+    seen, first = np.unique(group_of[came_back], return_index=True)
+    of_group = np.full(count, "failed", dtype=object)
+    of_group[seen] = statuses[came_back[first]]
+    return of_group
 
 
 def step_columns(report: StepReport, metrics: Mapping[str, Any], padding_rows: int, refills: int) -> dict[str, Any]:
@@ -99,8 +102,11 @@ def step_columns(report: StepReport, metrics: Mapping[str, Any], padding_rows: i
         "next_n": report.next_size,
         "reason": report.reason,
         "queue": report.queue,
+        "cost": report.cost,
+        "cost_mean": report.cost_mean,
         "straggler_rate": report.straggler_rate,
         "straggler_rate_mean": report.straggler_rate_mean,
+        "waiting_share": report.waiting_share,
         "budget": report.budget,
         "cumulative_excess": report.cumulative_excess,
         "debt_forgiven": report.debt_forgiven,

@@ -7,7 +7,6 @@ for a size and hands over what happened; nothing here touches a Ray worker.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -206,11 +205,11 @@ class SagcSession:
             smallest = min(report.risk)
             self._warn(
                 "infeasible",
-                f"no size meets the budget {report.budget:g}: at n={smallest} {report.risk[smallest]:.0%} of groups "
-                f"are expected to straggle. n={smallest} is kept; raise sagc.budget or sagc.threshold, or list smaller "
-                "sizes.",
+                f"no size meets the budget {report.budget:g}: at n={smallest} a {self.controller.constraint.label} of "
+                f"{report.risk[smallest]:.2f} is expected. n={smallest} is kept; raise sagc.budget"
+                f"{' or sagc.threshold' if self.config.constraint == 'straggler' else ''}, or list smaller sizes.",
             )
-        if not math.isnan(report.blind_share) and report.blind_share > BLIND_WARNING:
+        if self.config.constraint == "straggler" and report.blind_share > BLIND_WARNING:
             self._warn(
                 "blind",
                 f"in {report.blind_share:.0%} of groups the response limit {self._cap} hides any straggler "

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -35,8 +36,6 @@ from sagc_verl.trainer.step_rollouts import StepRollouts, from_tags, from_worker
 from sagc_verl.trainer.watch import WorkerWatch, within
 
 logger = logging.getLogger(__name__)
-# As veRL does for its own modules: the root logger shows warnings only, and a resume must say what it did.
-logging.getLogger("sagc_verl").setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
 
 DRAIN_SECONDS = 30.0
 """How long the workers may take to hand over their stamps; past that the step goes without them."""
@@ -206,20 +205,35 @@ class SagcTrainer(AnswersSync, PPOTrainerSync):
 def _no_group_passes(config: DictConfig, step: int, submitted: int, max_refills: int) -> str:
     filtering = config.algorithm.get("filter_groups") or {}
     why = (
-        f"algorithm.filter_groups (metric {filtering.get('metric')}) drops groups whose rollouts all get the same value: the "
-        f"task is too easy or too hard for the model, the reward is constant, or n={config.actor_rollout_ref.rollout.n} is "
-        "too small"
+        f"algorithm.filter_groups (metric {filtering.get('metric')}) drops groups whose rollouts all get the same "
+        "value: the task is too easy or too hard for the model, the reward is constant, or "
+        f"n={config.actor_rollout_ref.rollout.n} is too small"
         if filtering.get("enable")
-        else "failed groups are refilled (trainer.v1.sampler.sync_refill_failed_groups): look for the rollouts' errors above"
+        else "failed groups are refilled (trainer.v1.sampler.sync_refill_failed_groups): look for the rollouts' errors "
+        "above"
     )
     return (
-        f"sagc_verl: step {step} has generated {submitted} prompts and still has not the {config.data.train_batch_size} groups "
-        f"to train on; veRL would go on for ever. {why}. The limit is sagc.max_refills={max_refills} times the batch."
+        f"sagc_verl: step {step} has generated {submitted} prompts and still has not the "
+        f"{config.data.train_batch_size} groups to train on; veRL would go on for ever. {why}. The limit is "
+        f"sagc.max_refills={max_refills} times the batch."
     )
 
 
 def _workers_of(agent_loop_manager: Any) -> list[Any]:
     return list(getattr(agent_loop_manager, "agent_loop_workers", None) or [])
+
+
+def _configure_logging() -> None:
+    """Our log lines look like veRL's and are seen like them, whatever a library does to the root logger.
+
+    veRL does the same for its own (verl/utils/logging_utils.py), in the process that trains.
+    """
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(levelname)s:%(asctime)s:%(message)s"))
+    ours = logging.getLogger("sagc_verl")
+    ours.handlers = [handler]
+    ours.setLevel(os.getenv("VERL_LOGGING_LEVEL", "INFO"))
+    ours.propagate = False
 
 
 def _start_session(config: DictConfig) -> tuple[SagcSession, SagcConfig]:
@@ -228,6 +242,7 @@ def _start_session(config: DictConfig) -> tuple[SagcSession, SagcConfig]:
     Raises:
         ConfigError: names the key, the value and what is legal.
     """
+    _configure_logging()
     rollout = config.actor_rollout_ref.rollout
     raw = OmegaConf.to_container(config.sagc, resolve=True) if config.get("sagc") else {}
     sagc = parse_config(raw, rollout.n)  # pyright: ignore[reportArgumentType]

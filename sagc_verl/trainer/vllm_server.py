@@ -1,7 +1,8 @@
 """A vLLM server that also tells how long each request waited for a slot in the engine.
 
 All rollouts of a step are sent to the engine together, so their seconds mix waiting with generating. vLLM knows the two
-apart where its statistics are on (`actor_rollout_ref.rollout.disable_log_stats=False`); veRL 0.9.1 does not pass them on.
+apart where its statistics are on (`actor_rollout_ref.rollout.disable_log_stats=False`); veRL 0.9.1 does not pass them
+on.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class QueueStampingServer(vLLMHttpServer):
         def stamped(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             return self._note_queue(str(kwargs.get("request_id")), generate(*args, **kwargs))
 
-        self.engine.generate = stamped
+        self.engine.generate = stamped  # pyright: ignore[reportAttributeAccessIssue]
 
     async def _note_queue(self, request_id: str, outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
         async for output in outputs:
@@ -57,7 +58,8 @@ def stamp_queues() -> None:
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
                 # A replica with a server of its own keeps it.
-                if self.server_class.__ray_metadata__.modified_class.__name__ == vLLMHttpServer.__name__:
+                server: Any = self.server_class
+                if server.__ray_metadata__.modified_class.__name__ == vLLMHttpServer.__name__:
                     self.server_class = ray.remote(QueueStampingServer)
 
         return QueueStampingReplica
