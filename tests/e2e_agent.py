@@ -1,4 +1,4 @@
-"""A single-turn agent loop that seeds every rollout, so that two runs generate the same text whatever the order of arrival."""
+"""A single-turn agent loop that seeds every rollout: two runs generate the same text, whatever the order of arrival."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looks into a running trainer, from inside: veRL loads `Probe` by its configuration key `trainer.checkpoint_callback_class`.
+"""Looks into a running trainer, from inside: veRL loads `Probe` by its key `trainer.checkpoint_callback_class`.
 
 Before each actor update it writes one line of what is about to be trained on to the file named by `SAGC_PROBE`.
 """
@@ -55,7 +55,9 @@ def _probed(self, batch, metrics):
         "mini_batch_size": batch.extra_info["mini_batch_size"],
         "global_batch_size": batch.extra_info["global_batch_size"],
         "responses": sorted(
-            response.tolist() for response, padded in zip(data["responses"].unbind(), padding, strict=True) if not padded
+            response.tolist()
+            for response, padded in zip(data["responses"].unbind(), padding, strict=True)
+            if not padded
         ),
         "scores": float(scores.sum()),
     }

@@ -1,4 +1,4 @@
-"""Real veRL runs on the CPU for the end-to-end tests: one small task, one warm interpreter, runs made once and shared."""
+"""Real veRL runs on the CPU for the end-to-end tests: one task, one warm interpreter, runs made once and shared."""
 
 from __future__ import annotations
 

@@ -46,6 +46,7 @@ def write_run(
     seconds_per_rollout: float = 0.1,
     name: str | None = None,
     data_source: str = "gsm8k",
+    budget: float = 0.2,
     info: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Path:
@@ -68,14 +69,14 @@ def write_run(
         n = sizes[(step // 6) % len(sizes)] if policy == "sagc" else largest
         following = sizes[((step + 1) // 6) % len(sizes)] if policy == "sagc" else largest
         writer.write_step(
-            step, *_one_step(rng, step, steps, n, following, prompts, learn, seconds_per_rollout, data_source)
+            step, *_one_step(rng, step, steps, n, following, prompts, learn, seconds_per_rollout, data_source, budget)
         )
     writer.close()
     assert writer.faults == 0
     return directory
 
 
-def _one_step(rng, step, steps, n, following, prompts, learn, seconds_per_rollout, data_source):
+def _one_step(rng, step, steps, n, following, prompts, learn, seconds_per_rollout, data_source, budget):
     count = prompts * n
     group = np.repeat(np.arange(prompts), n)
     lengths = np.clip(rng.lognormal(4, 0.5, count), 5, 511).astype(int)
@@ -131,7 +132,10 @@ def _one_step(rng, step, steps, n, following, prompts, learn, seconds_per_rollou
         "next_n": following,
         "reason": "hold" if n == following else "up",
         "straggler_rate": float(straggler.mean()),
-        "budget": 0.2,
+        "waiting_share": float(
+            np.mean([1 - lengths[group == g].mean() / lengths[group == g].max() for g in range(prompts)])
+        ),
+        "budget": budget,
         "tail_s": float(end.max() - np.quantile(end, 0.9)),
         "idle_share": 0.3,
         "tokens": int(lengths.sum()),

@@ -1,4 +1,4 @@
-"""Real trainings on the CPU: unmodified veRL, Ray, vLLM and FSDP under `trainer_mode=sagc`. Minutes; `-m "not e2e"` skips them."""
+"""Real trainings on the CPU: unmodified veRL, Ray, vLLM and FSDP. They take minutes; `-m "not e2e"` skips them."""
 
 from __future__ import annotations
 
@@ -190,14 +190,14 @@ def test_two_data_parallel_workers(task: Path, runs: Path) -> None:
 
 
 def test_static_is_stock_veRL(task: Path, runs: Path) -> None:
-    """With seeded rollouts, `policy=static` and veRL's own synchronous trainer give the same texts and the same updates."""
+    """With seeded rollouts, `policy=static` and veRL's own synchronous trainer give the same texts and updates."""
     seeded = (
         f"actor_rollout_ref.rollout.agent.agent_loop_config_path={Path(__file__).with_name('e2e_agent.yaml')}",
         "actor_rollout_ref.rollout.agent.default_agent_loop=seeded_agent",
         f"reward.custom_reward_function.path={Path(__file__).with_name('e2e_reward.py')}",
         "reward.custom_reward_function.name=parity",
-        # Rows are trained on in the order in which they arrived. One mini-batch, so that the order is only that of a sum; and
-        # a large eps, since Adam would make a step of a sum's last bits where the gradient is near zero.
+        # Rows are trained on in the order in which they arrived. One mini-batch, so that the order is only that of a
+        # sum; and a large eps, since Adam would make a step of a sum's last bits where the gradient is near zero.
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "+actor_rollout_ref.actor.optim.override_optimizer_config={eps:1.0}",
         "actor_rollout_ref.actor.optim.lr=0.3",
@@ -206,7 +206,7 @@ def test_static_is_stock_veRL(task: Path, runs: Path) -> None:
     stock = train(task, runs / "stock", "trainer.v1.trainer_mode=cpu_sync", *seeded).check()
     static = train(task, runs / "static", "+sagc.policy=static", *seeded).check()
     for ours, theirs in zip(static.probes, stock.probes, strict=True):
-        for name in ("rows", "padding_rows", "group_sizes", "mini_batch_size", "global_batch_size", "scores", "responses"):
+        for name in ours.keys() - {"advantage_error"}:
             assert ours[name] == theirs[name], name
     for step in (1, 2, 3):
         for name in ("actor/pg_loss", "actor/grad_norm", "actor/lr", "critic/rewards/mean", "response_length/mean"):
@@ -238,9 +238,7 @@ def test_dapo_refills_keep_the_size_and_are_recorded(task: Path, runs: Path) -> 
         here = groups[groups["step"] == step]
         metrics = run.metrics[step]
         assert (here["status"] == "filtered").sum() == metrics.get("training/filter_groups/evicted_samples", 0)
-        assert (here["status"] == "surplus").sum() == metrics.get(
-            "training/filter_groups/discarded_surplus_samples", 0
-        )
+        assert (here["status"] == "surplus").sum() == metrics.get("training/filter_groups/discarded_surplus_samples", 0)
         assert metrics["sagc/refills"] == len(here) - 8
     assert set(records.rollouts["n"]) == {3, 4}
 
@@ -289,3 +287,17 @@ def test_a_dead_worker_ends_the_run(task: Path, runs: Path, victim: str) -> None
     assert process.returncode != 0
     run = finish(process, folder)
     assert "died" in run.log
+
+
+def test_a_failed_weight_sync_ends_the_run(task: Path, runs: Path) -> None:
+    """veRL's own vLLM extension cannot load weights into vLLM's packed CPU layers, and the sender waits for ever."""
+    theirs = "verl.workers.rollout.vllm_rollout.utils.vLLMColocateWorkerExtension"
+    run = train(
+        task,
+        runs / "failed_sync",
+        f"actor_rollout_ref.rollout.engine_kwargs.vllm.worker_extension_cls={theirs}",
+        "+sagc.hang_timeout=20",
+        "trainer.total_training_steps=1",
+    )
+    assert run.returncode != 0
+    assert "weight sync did not come back within 20 s (sagc.hang_timeout)" in run.log

@@ -11,7 +11,10 @@ from rich.console import Console
 
 from sagc_verl.report.compare import compare_runs, render_table
 from sagc_verl.report.comparison import Comparison, difference
+from sagc_verl.report.html import render_html
 from sagc_verl.report.metrics import BY_KEY, best_smoothed
+from sagc_verl.report.plots import figures
+from sagc_verl.report.summary import render_summary, summarise
 from sagc_verl.report.verdicts import contrasts
 
 
@@ -50,6 +53,32 @@ def test_the_table_has_what_the_quickstart_promises(found: Comparison) -> None:
         assert name in header
     assert [row.split()[0] for row in rows] == ["static8", "sagc", "static5"]
     assert rows[0].split()[1] == "24"
+
+
+@pytest.mark.parametrize(("budget", "verdict"), [(0.9, "kept"), (0.1, "not kept")])
+def test_a_budget_for_waiting_is_compared_with_the_waiting_share(
+    place: Path, tmp_path: Path, budget: float, verdict: str
+) -> None:
+    write_run(
+        tmp_path / "waits", policy="sagc", sizes=(4, 6, 8), budget=budget,
+        sagc__constraint="waiting", sagc__budget=budget,
+    )  # fmt: skip
+    comparison = compare_runs([place / "static8", tmp_path / "waits"])
+    setting = comparison.settings[1]
+    share = setting.values["waiting_share"].value
+    assert setting.over_budget == (verdict == "not kept")
+    told = f"waits: waiting share {share:.1%}"
+    assert any(told in line and f"budget of {budget:.1%}: {verdict}" in line for line in comparison.sentences)
+    assert f"{budget:.1%} (waiting {share:.1%})" in text_of(comparison)
+    assert f"{budget:.1%} (waiting {share:.1%})" in render_html(comparison)
+    shown = {figure.title: figure.layout.get("shapes") for figure in figures(comparison)}
+    assert shown["Straggler rate against the budget"]
+    assert [shape["y0"] for shape in shown["Waiting share against the budget"]] == [budget]
+    console = Console(file=io.StringIO(), width=200)
+    render_summary(summarise(setting.runs[0]), console)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert f"budget {budget:.1%} of slot time waiting" in text
+    assert f"{share:.1%} of a group's slot time, {'over' if setting.over_budget else 'within'} the budget" in text
 
 
 def test_reward_per_second_is_the_gain_by_wall_time(found: Comparison) -> None:

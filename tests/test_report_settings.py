@@ -34,6 +34,13 @@ def test_a_key_left_out_has_the_controllers_default() -> None:
     assert not [one for one in differences([settings(sagc__sizes=None), found]) if one.kind == "straggler event"]
 
 
+def test_a_budget_that_was_not_given_is_that_of_the_constraint() -> None:
+    assert (settings().constraint, settings(sagc__budget=None).budget) == ("straggler", 0.2)
+    waiting = settings(sagc__constraint="waiting", sagc__budget=None)
+    assert (waiting.constraint, waiting.budget) == ("waiting", 0.4)
+    assert settings(sagc__budget=None).group_key == settings().group_key != waiting.group_key
+
+
 def test_what_makes_runs_incomparable_is_named() -> None:
     assert kinds(settings(data__train_files="other.parquet")) == {"data"}
     assert kinds(settings(actor_rollout_ref__model__path="other")) == {"model"}

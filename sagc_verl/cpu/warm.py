@@ -12,6 +12,7 @@ The server is single-threaded when it forks. It never imports anything that star
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import json
 import os
@@ -33,6 +34,7 @@ from sagc_verl.cpu.platform import ENVIRONMENT
 SWITCH = "SAGC_WARM"
 CLIENT = "SAGC_CPU_PYTHON"
 """Environment variable with the interpreter that a CPU run's processes start with (conf/cpu.yaml reads it)."""
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 GRACE_SECONDS = 3.0
 MODULES = (
     "sagc_verl.trainer.rollout_worker",
@@ -231,6 +233,7 @@ def _threads() -> list[str]:
 def _become(request: _Request) -> None:
     """Take on the client's files, environment, directory and arguments."""
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # ends with the server, however that ends
     # First out of the way, then into place: a number may be both a source and a target.
     aside = {target: _dup_above(number, 512) for target, number in request.files.items()}
     for name in os.listdir("/proc/self/fd"):

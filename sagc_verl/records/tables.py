@@ -375,6 +375,13 @@ SAGC_SCALARS: tuple[Column, ...] = (
     Column("sagc/rollouts_failed", "double", "rollouts", "Of these, failed."),
     Column("sagc/rollouts_filtered", "double", "rollouts", "Of these, in groups that a filter rejected."),
     Column("sagc/rollouts_surplus", "double", "rollouts", "Of these, in groups that came too late."),
+    Column(
+        "sagc/rollouts_preempted",
+        "double",
+        "rollouts",
+        "Of these, thrown out by the engine for want of memory and begun again; absent where it does not tell.",
+        "Above 0: give the engine more memory, or fewer slots.",
+    ),
     Column("sagc/tokens", "double", "tokens", "Response tokens generated."),
     Column(
         "sagc/response_tokens_better",
@@ -391,7 +398,7 @@ SAGC_SCALARS: tuple[Column, ...] = (
         "double",
         "share",
         "Rollouts slow at a normal length / rollouts.",
-        "Trouble of the engine; never moves n.",
+        "Trouble of the engine; with signal=tokens it never moves n.",
     ),
     Column(
         "sagc/gen_share_top<percent>",

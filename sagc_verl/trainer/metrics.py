@@ -57,6 +57,9 @@ def rollout_metrics(rows: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[
         "sagc/rollouts_surplus": int(np.sum(status == "surplus")),
         "sagc/tokens": int(np.sum(tokens[came_back])),
     }
+    preempted = np.asarray(rows["preempted"], dtype=float)
+    if not np.all(np.isnan(preempted)):
+        metrics["sagc/rollouts_preempted"] = int(np.sum(preempted > 0))
     silent = np.asarray(groups["silent"], dtype=float)
     if len(silent):
         metrics["sagc/silent_share"] = float(np.nanmean(silent)) if not np.all(np.isnan(silent)) else math.nan

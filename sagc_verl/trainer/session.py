@@ -141,7 +141,10 @@ class SagcSession:
             return None
         try:
             known = self._prompts_are_known(rollouts)
-            return rollouts.batch(self.config.signal if rollouts.stamped else "tokens", self._cap, known)
+            if self.config.signal == "seconds" and not rollouts.stamped:
+                self._warn("seconds", "sagc.signal=seconds, but the rollout workers give no times: the size is held")
+                return None
+            return rollouts.batch(self.config.signal, self._cap, known)
         except Exception as error:
             self.fault("batch", f"the step cannot be read, the size is held: {error!r}", trace=True)
             return None
