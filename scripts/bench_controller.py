@@ -15,7 +15,7 @@ import time
 
 import numpy as np
 
-from sagc_verl.control import Controller, GroupBatch, parse_config
+from sagc_verl.control import CONSTRAINTS, Controller, GroupBatch, parse_config
 
 
 def main() -> None:
@@ -23,11 +23,12 @@ def main() -> None:
     parser.add_argument("--groups", type=int, default=1024)
     parser.add_argument("--size", type=int, default=32)
     parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--constraint", choices=list(CONSTRAINTS), default="straggler")
     args = parser.parse_args()
 
     rng = np.random.default_rng(0)
     groups, size = args.groups, args.size
-    config = parse_config({"policy": "static"}, rollout_n=size)
+    config = parse_config({"policy": "static", "constraint": args.constraint}, rollout_n=size)
     controller = Controller(config, [size // 4, size // 2, size])
     ids = np.repeat(np.arange(groups), size)
     observe_ms, rows_ms = [], []

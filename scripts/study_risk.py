@@ -409,7 +409,9 @@ def thresholds(data: Path | None) -> str:
         for name, values in rows.items()
     ]
     text += table(("setting", *every, "loss, (n-1)/(n+3)", "loss, 1-1/n"), shown)
-    text += "\nWhat the costs are at each static size (stall and overrun: of the first 40 steps; stall falls as n grows: "
+    text += (
+        "\nWhat the costs are at each static size (stall and overrun: of the first 40 steps; stall falls as n grows: "
+    )
     text += "smaller groups cannot keep it):\n\n"
     heads = (
         "world",

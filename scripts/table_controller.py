@@ -191,7 +191,7 @@ def main() -> None:
             f"{row['gained']:.2f}",
             f"{row['moves']:.1f}",
         )
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 140)  # a file has no edge at which to wrap
     console.print(table)
     shares = Table("share of groups with an event, by size", *map(str, (2, 3, 4, 6, 8, 11, 16)))
     for phase, lengths in tables.items():

@@ -9,32 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e_runs import QUICKSTART, TrainingRun, end, finish, ray_processes, start_training, wait_for
+from e2e_runs import TrainingRun, end, finish, ray_processes, start_training, wait_for
 
 import sagc_verl
 from sagc_verl.trainer.controller_state import read_state
 
 pytestmark = pytest.mark.e2e
 pytest.importorskip("verl", reason="veRL is not installed (scripts/setup_cpu.sh)")
-
-
-@pytest.fixture(scope="session")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of all runs, with a warm interpreter that ends with this process."""
-    from sagc_verl.cpu import warm
-
-    folder = tmp_path_factory.mktemp("runs")
-    warm.start(log=folder / "warm.log")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def task(runs: Path) -> Path:
-    """The quickstart's task with a briefly taught model: it wanders, which is all that is asked of it here."""
-    folder = runs / "task"
-    command = [sys.executable, str(QUICKSTART / "make_task.py"), "--out", str(folder), "--steps", "80"]
-    subprocess.run(command, check=True, capture_output=True)
-    return folder
 
 
 def train(task: Path, folder: Path, *overrides: str) -> TrainingRun:

@@ -2,8 +2,9 @@
 
 What happens when the disk fails: nothing raises. The first fault is logged as a warning, every fault is counted, the
 steps that could not be written wait in memory and are tried again (after 1 s, then twice as long each time, up to a
-minute). The same holds when the disk is only slow. Nothing is dropped until the waiting steps hold MAX_PENDING_BYTES;
-then the oldest go, are counted in `dropped`, and are warned about once.
+minute; once the run has ended, until two seconds pass without success). The same holds when the disk is only slow.
+Nothing is dropped until the waiting steps hold MAX_PENDING_BYTES; then the oldest go, are counted in `dropped`, and are
+warned about once.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ logger = logging.getLogger(__name__)
 MAX_PENDING_BYTES = 512 * 2**20
 SLOW_DISK_S = 120.0
 LONGEST_WAIT_S = 60.0
+CLOSING_PATIENCE_S = 2.0
+"""Once the run has ended: how long without success until each waiting step gets one last try."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class RecordWriter:
         self._pending_bytes = 0
         self._changed = threading.Condition()
         self._closing = threading.Event()
+        self._give_up_at = 0.0
         self._warned: set[str] = set()
         self._run_info: dict[str, Any] = {}
         self._told_run = False
@@ -125,6 +129,8 @@ class RecordWriter:
         """Write what is pending, waiting at most `timeout` seconds; further steps are ignored. Twice does no harm."""
         atexit.unregister(self.close)
         with self._changed:
+            if not self._closing.is_set():
+                self._give_up_at = time.monotonic() + CLOSING_PATIENCE_S
             self._closing.set()
             self._changed.notify()
         if self._enabled:
@@ -171,17 +177,20 @@ class RecordWriter:
                 self._write(job)
             except OSError as error:
                 self._disk_fault(error)
-                if self._closing.is_set():
+                if not self._closing.is_set():
+                    self._closing.wait(wait)
+                    wait = min(2 * wait, LONGEST_WAIT_S)
+                elif time.monotonic() < self._give_up_at:
+                    time.sleep(0.05)
+                else:
                     self._give_up(job)
-                    continue
-                self._closing.wait(wait)
-                wait = min(2 * wait, LONGEST_WAIT_S)
             except Exception as error:
                 self._fault("step", f"records: step {job.step} cannot be recorded: {error!r}; training goes on")
                 self._done(job)
             else:
                 self._done(job)
                 wait = self.FIRST_WAIT_S
+                self._give_up_at = time.monotonic() + CLOSING_PATIENCE_S
                 self._compact()
 
     def _next(self) -> _Step | None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from sagc_verl.report import numbers
 from sagc_verl.report.comparison import Comparison, Setting, spoiled_by
+from sagc_verl.report.evals import evaluated_sets, evaluation_caveats, setting_score
 from sagc_verl.report.measures import RunMeasures, Watch, measure_run
 from sagc_verl.report.metrics import BY_KEY, METRICS, Reach, best_smoothed, reach
 from sagc_verl.report.settings import INCOMPARABLE_KINDS, UNKNOWN, Difference, differences
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 NOT_COMPARABLE = "Not comparable as they stand; the runs differ in"
 LABEL_WIDTH = 40
+SETS_SHOWN = 4
+"""Downstream sets in the terminal; the report has all."""
 _COST_PLACE = {"straggler_rate": 2, "waiting_share": 3}
 """The cell that is marked when a setting is over its budget."""
 TABLE_METRICS = ("steps", "wall_seconds", "straggler_rate", "mean_n", "rollouts", "reward", "reward_per_second")
@@ -96,6 +99,7 @@ def render_table(comparison: Comparison, console: Console) -> None:
         marked = cells[_COST_PLACE[setting.cost_key]] if setting.over_budget else None
         table.add_row(Text(setting.label), *(Text(cell, "red" if cell is marked else "") for cell in cells))
     console.print(table)
+    _render_scores(comparison, console)
     if comparison.incomparable:
         console.print(f"\n{NOT_COMPARABLE}")
         for line in comparison.incomparable:
@@ -103,6 +107,30 @@ def render_table(comparison: Comparison, console: Console) -> None:
     for sentence in (*comparison.missing, *comparison.sentences, *comparison.warnings):
         console.print()
         console.print(Text(sentence))
+
+
+def _render_scores(comparison: Comparison, console: Console) -> None:
+    """Accuracy and length of answers on downstream sets, where runs were scored on any."""
+    from rich.table import Table
+    from rich.text import Text
+
+    names = evaluated_sets(comparison)
+    if not names:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("evaluation", overflow="fold")
+    for name in names[:SETS_SHOWN]:
+        table.add_column(Text(name), justify="right")
+    for setting in comparison.settings:
+        scores = [setting_score(setting, name) for name in names[:SETS_SHOWN]]
+        cells = [f"{one.accuracy_text()}, {one.length_text()}" if one else numbers.UNKNOWN for one in scores]
+        table.add_row(Text(setting.label), *(Text(cell) for cell in cells))
+    console.print()
+    console.print(table)
+    if len(names) > SETS_SHOWN:
+        console.print(f"{len(names) - SETS_SHOWN} more sets: --html, --json")
+    for line in evaluation_caveats(comparison):
+        console.print(Text(line))
 
 
 def _table_cells(setting: Setting) -> list[str]:

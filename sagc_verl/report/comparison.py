@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sagc_verl.report.evals import scores_dict
 from sagc_verl.report.measures import RunMeasures
 from sagc_verl.report.metrics import Metric
 from sagc_verl.report.settings import UNKNOWN, Difference
@@ -165,6 +166,7 @@ def _setting_dict(setting: Setting) -> dict[str, Any]:
         "budget": setting.budget,
         "values": {key: vars(value) for key, value in setting.values.items()},
         "to_target_reward": {key: vars(value) for key, value in setting.reached.items()},
+        "evaluation": scores_dict(setting),
         "validation": {
             str(name): [run.validation[name].dropna().iloc[-1] for run in setting.runs if name in run.validation]
             for name in dict.fromkeys(name for run in setting.runs for name in run.validation.columns)

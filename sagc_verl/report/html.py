@@ -14,6 +14,7 @@ from pathlib import Path
 from sagc_verl.report import numbers
 from sagc_verl.report.compare import budget_text
 from sagc_verl.report.comparison import Comparison, Setting
+from sagc_verl.report.evals import evaluated_sets, evaluation_caveats, setting_score
 from sagc_verl.report.metrics import BY_KEY, METRICS
 from sagc_verl.report.output import binary_output
 from sagc_verl.report.plots import MAX_POINTS, SERIES_COLOURS, Figure, figures, sum_counts
@@ -53,6 +54,7 @@ def render_html(comparison: Comparison) -> str:
             _section("To a reached reward", _reached_table(comparison)),
             _figures_section(shown),
             _section("All numbers", _number_table(comparison)),
+            _section("Evaluation", _evaluation_table(comparison)),
             _section("Validation", _validation_table(comparison)),
             _section("Stragglers by cause", _cause_table(comparison)),
             _section("The runs", _identity_table(comparison)),
@@ -251,6 +253,31 @@ def _validation_table(comparison: Comparison) -> str:
     header = ["", *(_named(place, setting) for place, setting in enumerate(comparison.settings))]
     note = "<p class='quiet'>The last score of each run; of several seeds the mean and the range.</p>"
     return _table(header, rows, header_is_html=True) + note
+
+
+def _evaluation_table(comparison: Comparison) -> str:
+    rows = []
+    for name in evaluated_sets(comparison):
+        cells = [escape(name)]
+        for setting in comparison.settings:
+            score = setting_score(setting, name)
+            if score is None:
+                cells.append(numbers.UNKNOWN)
+            else:
+                steps = ", ".join(numbers.count(step) for step in score.steps)
+                told = f"{escape(score.length_text())}, step {escape(steps)}"
+                cells.append(f"{_estimate(score.accuracy, numbers.share)}<br><span class='quiet'>{told}</span>")
+        rows.append(cells)
+    if not rows:
+        return ""
+    header = ["", *(_named(place, setting) for place, setting in enumerate(comparison.settings))]
+    caveats = "".join(f"<p>{escape(line)}</p>" for line in evaluation_caveats(comparison))
+    note = (
+        "<p class='quiet'>Accuracy and mean length of the answers of the latest checkpoint that was scored. The"
+        " interval of one run is over its answers and says nothing about another seed; of several seeds it is between"
+        " them.</p>"
+    )
+    return _table(header, rows, header_is_html=True) + caveats + note
 
 
 def _cause_table(comparison: Comparison) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from sagc_verl.report.evals import Score, read_scores
 from sagc_verl.report.settings import Settings, read_settings
 from sagc_verl.report.source import batches
 from sagc_verl.report.text import visible
@@ -102,6 +103,7 @@ class RunMeasures:
         prompts: prompts with most stragglers first.
         queue_share: share of rollout time spent waiting for a slot in the engine; nan where unknown.
         preempted: rollouts that the engine preempted; None where unknown.
+        scores: what its checkpoints reached on downstream sets (evals.py), by set.
         warnings: what the reader had to skip.
     """
 
@@ -119,6 +121,7 @@ class RunMeasures:
     queue_share: float = math.nan
     preempted: int | None = None
     reasons: dict[str, int] = field(default_factory=dict)
+    scores: dict[str, Score] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
     @property
@@ -158,6 +161,7 @@ def measure_run(run: Run, right_above: float = 0.0, watch: Watch | None = None) 
     groups = _GroupSums()
     for batch in batches(run, "groups", _GroupSums.COLUMNS):
         groups.add(batch)
+    scores, unread = read_scores(run.path)
     return RunMeasures(
         name=visible(run.name),
         directory=visible(run.path.resolve().parent.name),
@@ -173,7 +177,8 @@ def measure_run(run: Run, right_above: float = 0.0, watch: Watch | None = None) 
         queue_share=rollouts.queue_share,
         preempted=rollouts.preempted,
         reasons=_reasons(table),
-        warnings=[visible(warning) for warning in run.warnings],
+        scores=scores,
+        warnings=[*(visible(warning) for warning in run.warnings), *unread],
     )
 
 

@@ -63,7 +63,7 @@ def rollout_metrics(rows: Mapping[str, Any], groups: Mapping[str, Any]) -> dict[
     silent = np.asarray(groups["silent"], dtype=float)
     if len(silent):
         metrics["sagc/silent_share"] = float(np.nanmean(silent)) if not np.all(np.isnan(silent)) else math.nan
-    known = came_back & ~np.isnan(reward)
+    known = came_back & np.isfinite(reward)
     if known.any():
         # A shift to short answers as n falls must be visible: length by outcome, split at the step's mean reward.
         better = reward >= np.mean(reward[known])
