@@ -7,6 +7,8 @@ Both trainings of a pair have the same group size, prompts, poll interval and se
 so that they generate the same texts at every step; which comes first alternates. A step lasts from one line of veRL's
 logger to the next, so that everything SAGC does is in it. The first two steps of a run are left out. Given are the
 median over all steps of static / stock, step by step, and a 95% bootstrap interval that draws pairs, then steps within.
+Other work on the machine is in that ratio: measure on an idle one. Less disturbed is what is left of a step beside
+veRL's own phases (generating, training and so on): the driver's time, in which SAGC drains, observes and records.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ RESAMPLES = 4000
 TIMEOUT = 600.0
 
 
-def train(variant: str, folder: Path, task: Path, steps: int, poll: float) -> dict[int, float]:
-    """One training; returns step -> seconds, without the first steps.
+def train(variant: str, folder: Path, task: Path, steps: int, poll: float) -> dict[int, tuple[float, float]]:
+    """One training; returns step -> its seconds, and those of them outside veRL's phases; without the first steps.
 
     Raises:
         SystemExit: it failed; the end of its log is shown.
@@ -74,8 +76,12 @@ def train(variant: str, folder: Path, task: Path, steps: int, poll: float) -> di
     if code:
         print(log.read_text(errors="replace")[-3000:], file=sys.stderr)
         sys.exit(f"the {variant} run ended with exit code {code}; see {log}")
-    stamps = [(int(step), float(at)) for step, at in (line.split() for line in times.read_text().splitlines())]
-    return {step: at - before for (_, before), (step, at) in itertools.pairwise(stamps) if step > SKIPPED_STEPS}
+    stamps = [tuple(map(float, line.split())) for line in times.read_text().splitlines()]
+    return {
+        int(step): (at - before, at - before - phases)
+        for (_, before, _), (step, at, phases) in itertools.pairwise(stamps)
+        if step > SKIPPED_STEPS
+    }
 
 
 def median_ratio(pairs: list[np.ndarray], seed: int = 1) -> tuple[float, float, float]:
@@ -132,7 +138,7 @@ def main() -> None:
         warm.start(log=out / "warm.log")
         task = out / "task"
         subprocess.run([sys.executable, str(QUICKSTART / "make_task.py"), "--out", str(task)], check=True)
-        ratios, added = [], []
+        ratios, added, outside = [], [], []
         for pair in range(options.pairs):
             order = list(VARIANTS) if pair % 2 == 0 else list(VARIANTS)[::-1]
             seconds = {
@@ -141,25 +147,29 @@ def main() -> None:
             }
             steps = sorted(seconds["stock"].keys() & seconds["static"].keys())
             stock, static = (np.array([seconds[variant][step] for step in steps]) for variant in VARIANTS)
-            ratios.append(static / stock)
-            added.append(static - stock)
+            ratios.append(static[:, 0] / stock[:, 0])
+            added.append(static[:, 0] - stock[:, 0])
+            outside.append(static[:, 1] - stock[:, 1])
             print(
-                f"pair {pair + 1} of {options.pairs} ({order[0]} first): median step {np.median(stock):.3f} s stock, "
-                f"{np.median(static):.3f} s static, ratio {np.median(ratios[-1]):.3f}, load {os.getloadavg()[0]:.1f}",
+                f"pair {pair + 1} of {options.pairs} ({order[0]} first): median step {np.median(stock[:, 0]):.3f} s "
+                f"stock, {np.median(static[:, 0]):.3f} s static, ratio {np.median(ratios[-1]):.3f}; outside veRL's "
+                f"phases {np.median(stock[:, 1]):.3f} s and {np.median(static[:, 1]):.3f} s; "
+                f"load {os.getloadavg()[0]:.1f}",
                 flush=True,
             )
         ratio, low, high = median_ratio(ratios)
-        milliseconds = 1000 * float(np.median(np.concatenate(added)))
+        milliseconds, ours = (1000 * float(np.median(np.concatenate(one))) for one in (added, outside))
         found["step time"] = {
             "ratio": ratio,
             "low": low,
             "high": high,
             "median added ms": milliseconds,
+            "median added ms outside veRL's phases": ours,
             "ratios": [list(map(float, one)) for one in ratios],
         }
         print(
             f"static / stock: {ratio:.3f} (95%: {low:.3f} to {high:.3f}), median of {sum(map(len, ratios))} steps in "
-            f"{options.pairs} pairs; {milliseconds:+.0f} ms a step"
+            f"{options.pairs} pairs; {milliseconds:+.0f} ms a step, {ours:+.0f} ms outside veRL's phases"
         )
     (out / "overhead.json").write_text(json.dumps(found, indent=1) + "\n")
 

@@ -1,7 +1,8 @@
 """What bench_overhead.py puts into both trainings alike, through veRL's key `trainer.checkpoint_callback_class`.
 
 The same pause between two looks into the replay buffer (stock veRL has no setting for it), and the moment at which each
-step has been logged, one line of `step seconds` in the file named by SAGC_BENCH_TIMES.
+step has been logged: one line in the file named by SAGC_BENCH_TIMES, `step seconds phases`, phases being the seconds
+that veRL itself gives to generating, training and the like.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import time
 from verl.trainer.ppo.checkpoint_callback import CheckpointCallback
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.utils.tracking import Tracking
+
+from sagc_verl.report.measures import PHASES
 
 
 class Probe(CheckpointCallback):
@@ -26,7 +29,8 @@ class Probe(CheckpointCallback):
         def stamped(self, data, step, backend=None) -> None:
             log(self, data, step, backend)
             with open(os.environ["SAGC_BENCH_TIMES"], "a") as file:
-                file.write(f"{step} {time.monotonic():.6f}\n")
+                phases = sum(float(data.get(f"timing_s/{phase}", 0.0)) for phase in PHASES)
+                file.write(f"{step} {time.monotonic():.6f} {phases:.6f}\n")
 
         Tracking.log = stamped
 

@@ -52,8 +52,8 @@ class Unscaled(DriftPenalty):
         score = self.gain * self.utility(sizes.astype(float), int(sizes[-1]), self.rho) - self.queue * risk
         return len(sizes) - 1 - int(np.argmax(score[::-1]))
 
-    def update(self, rate: float) -> float:
-        wanted = self.queue + rate - self.budget
+    def update(self, cost: float) -> float:
+        wanted = self.queue + cost - self.budget
         self.queue = float(np.clip(wanted, 0.0, self.cap))
         return max(0.0, wanted - self.cap)
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture(autouse=True)
+def own_logger() -> Iterator[None]:
+    """A trainer takes the package's logger away from the root logger: give it back to the tests that follow."""
+    logger = logging.getLogger("sagc_verl")
+    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
+    yield
+    logger.handlers, logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="session")

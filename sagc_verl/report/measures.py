@@ -386,14 +386,14 @@ def _validation(table: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     names = [name for name in table.columns if _VALIDATION.match(str(name)) and "num_turns" not in str(name)]
-    columns = {name: floats(table[name]) for name in names}
+    columns = {visible(name): floats(table[name]) for name in names}
     return pd.DataFrame({name: values for name, values in columns.items() if np.isfinite(values).any()})
 
 
 def _reasons(table: pd.DataFrame) -> dict[str, int]:
     if "reason" not in table.columns:
         return {}
-    return {str(reason): int(count) for reason, count in table["reason"].dropna().value_counts().items()}
+    return {visible(reason): int(count) for reason, count in table["reason"].dropna().value_counts().items()}
 
 
 def moves(measures: RunMeasures) -> int:

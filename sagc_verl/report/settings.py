@@ -115,10 +115,10 @@ def read_settings(info: Mapping[str, Any]) -> Settings:
     rollout_n = _integer(flat.get("actor_rollout_ref.rollout.n"))
     policy = own.get("policy")
     return Settings(
-        policy=str(policy) if policy else None,
+        policy=visible(policy) if policy else None,
         sizes=tuple(sorted(int(size) for size in sizes)) if _all_numbers(sizes) else (),
         rollout_n=rollout_n,
-        constraint=str(own["constraint"]) if own else None,
+        constraint=visible(own["constraint"]) if own else None,
         budget=_number(own.get("budget")),
         threshold=_number(own.get("threshold")),
         model=_text(flat.get("actor_rollout_ref.model.path")),
