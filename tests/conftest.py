@@ -5,20 +5,19 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 
 @pytest.fixture(autouse=True)
-def own_logger() -> Iterator[None]:
-    """A trainer takes the package's logger away from the root logger: give it back to the tests that follow."""
-    logger = logging.getLogger("sagc_verl")
-    handlers, level, propagate = logger.handlers, logger.level, logger.propagate
-    yield
-    logger.handlers, logger.propagate = handlers, propagate
-    logger.setLevel(level)
+def own_logger() -> None:
+    """Each test begins with loggers as they are at first: a trainer takes the package's over, veRL's imports the root's."""
+    logging.root.setLevel(logging.WARNING)
+    for name in ("sagc_verl", *(name for name in logging.root.manager.loggerDict if name.startswith("sagc_verl."))):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate, logger.disabled = [], True, False
+        logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")
