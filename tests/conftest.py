@@ -12,8 +12,11 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def own_logger() -> None:
-    """Each test begins with loggers as they are at first: a trainer takes the package's over, veRL's imports the root's."""
+    """Each test begins with loggers as they are at first, whatever a trainer or veRL's imports have done to them."""
+    logging.disable(logging.NOTSET)
     logging.root.setLevel(logging.WARNING)
+    for handler in logging.root.handlers:
+        handler.setLevel(logging.NOTSET)
     for name in ("sagc_verl", *(name for name in logging.root.manager.loggerDict if name.startswith("sagc_verl."))):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate, logger.disabled = [], True, False
