@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venv with veRL, vLLM, torch (CPU builds) and this package in it. A second call returns at once.
-#   scripts/setup_cpu.sh [--extras dev,eval]
+#   scripts/setup_cpu.sh [--extras dev,smollm2]
 # Knobs: VENV (folder, default .venv), PYTHON (default python3; 3.10 to 3.12).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -10,14 +10,20 @@ PYTHON=${PYTHON:-python3}
 EXTRAS=cpu
 while (($#)); do
     case $1 in
-        --extras) EXTRAS=cpu,$2; shift 2 ;;
+        --extras) [ -n "${2:-}" ] || { echo "setup_cpu.sh: --extras needs names, e.g. dev,smollm2" >&2; exit 2; }
+            EXTRAS=cpu,$2; shift 2 ;;
         -h | --help) sed -n '2,4s/^# \{0,1\}//p' "${BASH_SOURCE[0]}"; exit 0 ;;
         *) echo "setup_cpu.sh: unknown argument $1 (see --help)" >&2; exit 2 ;;
     esac
 done
 
-stamp=$VENV/.sagc-verl-$(cat pyproject.toml scripts/cpu_overrides.txt "$0" | sha256sum | cut -c1-16)-$EXTRAS
-[ -e "$stamp" ] && exit 0
+# One stamp for each extra, so that what is there already stays when another is asked for.
+hash=$(cat pyproject.toml scripts/cpu_overrides.txt scripts/setup_cpu.sh | sha256sum | cut -c1-16)
+missing=
+for extra in ${EXTRAS//,/ }; do
+    [ -e "$VENV/.sagc-verl-$hash-$extra" ] || missing=1
+done
+[ -z "$missing" ] && exit 0
 
 "$PYTHON" - <<'PY' || exit 1
 import platform, sys
@@ -47,7 +53,11 @@ done
 install() {
     "$VENV/bin/uv" pip install --python "$py" --override scripts/cpu_overrides.txt --compile-bytecode "$@" -e ".[$EXTRAS]"
 }
-echo "Installing veRL, vLLM and torch (CPU builds, about 3 GB) into $VENV ..."
+if [ -e "$VENV/.sagc-verl-$hash-cpu" ]; then
+    echo "Adding $EXTRAS to $VENV ..."
+else
+    echo "Installing veRL, vLLM and torch (CPU builds, about 3 GB) into $VENV ..."
+fi
 log=$(mktemp)
 # First as configured here; then torch from PyTorch's own index of CPU builds, which is where it lives elsewhere.
 if ! install --quiet 2>"$log" && ! install --quiet --torch-backend cpu 2>>"$log"; then
@@ -57,5 +67,7 @@ if ! install --quiet 2>"$log" && ! install --quiet --torch-backend cpu 2>>"$log"
 fi
 rm -f "$log"
 "$py" -m sagc_verl.cpu.vllm_metadata
-rm -f "$VENV"/.sagc-verl-*
-touch "$stamp"
+find "$VENV" -maxdepth 1 -name '.sagc-verl-*' ! -name ".sagc-verl-$hash-*" -delete
+for extra in ${EXTRAS//,/ }; do
+    touch "$VENV/.sagc-verl-$hash-$extra"
+done

@@ -20,7 +20,8 @@ from pathlib import Path
 
 PAD, END, GOAL = "<pad>", "<end>", "goal"
 TOP = 16
-"""Goals are 2..TOP; positions 0..TOP + 4."""
+HIGHEST = TOP + 4
+"""Goals are 2..TOP; positions 0..HIGHEST."""
 
 
 def walk(goal: int, rng: random.Random, toward: float = 0.6, stop: float = 0.6, give_up: float = 0.015) -> list[int]:
@@ -34,7 +35,9 @@ def walk(goal: int, rng: random.Random, toward: float = 0.6, stop: float = 0.6, 
     position, positions = 0, []
     while len(positions) < 240:
         up = position < goal if rng.random() < toward else position >= goal
-        position = min(max(position + (1 if up else -1), 0), TOP + 4) if position else 1
+        if position in (0, HIGHEST):  # turned back: a step always goes one up or down, as the reward wants it
+            up = position == 0
+        position += 1 if up else -1
         positions.append(position)
         if rng.random() < (stop if position == goal else give_up):
             break
@@ -46,7 +49,7 @@ def make_tokenizer(folder: Path):
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = [PAD, END, "<user>", "<bot>", GOAL, *(str(position) for position in range(TOP + 5))]
+    words = [PAD, END, "<user>", "<bot>", GOAL, *(str(position) for position in range(HIGHEST + 1))]
     tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(
@@ -147,6 +150,7 @@ def main() -> None:
     if done.exists() and json.loads(done.read_text()) == {"steps": options.steps, "seed": options.seed}:
         print(f"{options.out}: already made")
         return
+    done.unlink(missing_ok=True)  # what is about to change is not whole
     options.out.mkdir(parents=True, exist_ok=True)
     loss = make_model(options.out / "model", options.steps, options.seed)
     make_data(options.out, options.seed)

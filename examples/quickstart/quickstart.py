@@ -5,12 +5,12 @@ Called by scripts/quickstart.sh, which installs what it needs. Everything is rea
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import ctypes
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,19 +18,15 @@ import time
 from pathlib import Path
 
 import psutil
+from options import Model, parse_options
 from rich.console import Console
 
-from sagc_verl.cpu import warm
+from sagc_verl.cpu import warm, warm_python
 from sagc_verl.plugin import COMMAND
 
 HERE = Path(__file__).resolve().parent
-SIZES = "[4,6,8,12]"
-RUNS = {
-    "static": ["+sagc.policy=static"],
-    # 40 steps are few: shorter warm-up and dwell than the defaults of a real run.
-    "sagc": [f"+sagc.sizes={SIZES}", "+sagc.budget=0.2", "+sagc.warmup=3", "+sagc.dwell=3"],
-}
 STEP_LINE = re.compile(r"step:(\d+) - (.*)")
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 LONGEST_SILENCE = 300.0
 """Seconds without a line in the log after which a run is given up."""
 
@@ -50,20 +46,18 @@ def metrics_of(line: str) -> tuple[int, dict[str, float]] | None:
     return int(found.group(1)), metrics
 
 
-def train(name: str, overrides: list[str], environment: dict[str, str], out: Path, steps: int) -> float:
-    """Run one training, one line per step; returns its wall seconds.
+def train(name: str, command: list[str], environment: dict[str, str], out: Path, steps: int) -> None:
+    """Run one training, one line per step.
 
     Raises:
         SystemExit: the training failed; its last words are shown.
     """
-    command = [str(HERE / "train.sh"), name, *overrides]
     log = out / name / "train.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     relative = os.path.relpath(command[0])
     shown = relative if relative[0] == "." else f"./{relative}"
     console.print(f"\n[bold]{name}[/bold]   {shown} {shlex.join(command[1:])}")
     console.print(f"         log: {os.path.relpath(log)}")
-    began = time.monotonic()
     with open(log, "wb") as output:
         process = subprocess.Popen(
             command,
@@ -98,7 +92,6 @@ def train(name: str, overrides: list[str], environment: dict[str, str], out: Pat
         raise
     if process.returncode:
         fail(name, log, f"ended with exit code {process.returncode}")
-    return time.monotonic() - began
 
 
 def show(step: int, metrics: dict[str, float], steps: int) -> None:
@@ -127,6 +120,8 @@ def stop(process: subprocess.Popen) -> None:
 
 def end_all() -> None:
     """End every process that came from this one, whoever its parent is now."""
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # a second Ctrl-C must not leave half of them
     for sign, patience in ((signal.SIGTERM, 5.0), (signal.SIGKILL, 5.0)):
         left = psutil.Process().children(recursive=True)
         for process in left:
@@ -137,49 +132,57 @@ def end_all() -> None:
             return
 
 
+def make_task(model: Model, folder: Path) -> None:
+    """Make the model and its data, unless they are there."""
+    command = [sys.executable, str(HERE / model.make), "--out", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        sys.exit(f"{model.make} failed:\n{done.stderr}")
+    console.print("  " + done.stdout.strip().splitlines()[-1])
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="scripts/quickstart.sh", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--steps", type=int, default=40, help="training steps of each run (default 40)")
-    parser.add_argument(
-        "--out", type=Path, default=Path("outputs/quickstart"), help="folder (default outputs/quickstart)"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="seed of both runs (default 1)")
-    options = parser.parse_args()
-    if options.steps < 1:
-        parser.error(f"--steps {options.steps}: must be at least 1")
-    out = options.out.resolve()
-    out.mkdir(parents=True, exist_ok=True)
+    options = parse_options()
+    model, out = options.model, options.out.resolve()
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        sys.exit(f"--out {options.out}: {error.strerror}")
 
     # Orphans of a killed driver become ours, so that end_all() finds them.
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+    for number in STOP_SIGNALS:
+        signal.signal(number, signal.default_int_handler)
     os.environ["VERL_PLATFORM"] = "cpu"
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    threads = len(os.sched_getaffinity(0)) if model.all_cores else 1
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # a dozen processes share the cores: idle threads must not spin
+    foreign = os.environ.get(warm_python.SERVER)
+    runs = {"static": ["+sagc.policy=static"], "sagc": list(model.sagc)}
     try:
         python = warm.start(log=out / "warm.log")
         console.print("Making a small model and its task ...")
-        task = subprocess.run(
-            [sys.executable, str(HERE / "make_task.py"), "--out", str(out / "task")], capture_output=True, text=True
-        )
-        if task.returncode:
-            sys.exit(f"make_task.py failed:\n{task.stderr}")
-        console.print("  " + task.stdout.strip().splitlines()[-1])
+        make_task(model, out / "task")
         environment = {**os.environ, "PYTHON": python, "TASK": str(out / "task"), "OUT": str(out)}
         common = [f"trainer.total_training_steps={options.steps}", f"data.seed={options.seed}"]
-        for name, overrides in RUNS.items():
-            train(name, [*overrides, *common], environment, out, options.steps)
+        for name, overrides in runs.items():
+            train(name, [str(HERE / model.train), name, *overrides, *common], environment, out, options.steps)
     except KeyboardInterrupt:
         console.print("\nStopping ...")
         sys.exit(130)
     finally:
         end_all()
-    report(out)
+        server = os.environ.get(warm_python.SERVER)
+        if server and server != foreign:  # ended, it cannot take its folder away itself
+            shutil.rmtree(Path(server).parent, ignore_errors=True)
+    report(out, list(runs))
 
 
-def report(out: Path) -> None:
+def report(out: Path, names: list[str]) -> None:
     from sagc_verl.report.compare import compare_runs, render_table
     from sagc_verl.report.html import write_html
 
-    comparison = compare_runs([out / name for name in RUNS])
+    comparison = compare_runs([out / name for name in names])
     console.print()
     render_table(comparison, console)
     write_html(comparison, out / "report.html")
