@@ -57,6 +57,19 @@ def overrides_for_tests(name: str, folder: Path) -> list[str]:
     ]
 
 
+def environment_for_tests(task: Path, folder: Path) -> dict[str, str]:
+    """The environment of a test run, and of a Ray cluster that it is to run on."""
+    return {
+        **os.environ,
+        "TASK": str(task),
+        "OUT": str(folder.parent),
+        "PYTHON": os.environ.get("SAGC_CPU_PYTHON", sys.executable),
+        "PYTHONPATH": str(REPOSITORY / "tests"),
+        "SAGC_PROBE": str(folder / "probe.jsonl"),
+        "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
+    }
+
+
 def start_training(task: Path, folder: Path, overrides: list[str], environment: dict[str, str] | None = None):
     """Start a run in `folder`; returns the process, whose output goes to `folder`/train.log."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,14 +83,8 @@ def start_training(task: Path, folder: Path, overrides: list[str], environment: 
             start_new_session=True,
             cwd=folder,
             env={
-                **os.environ,
-                "TASK": str(task),
-                "OUT": str(folder.parent),
-                "PYTHON": os.environ.get("SAGC_CPU_PYTHON", sys.executable),
-                "PYTHONPATH": str(REPOSITORY / "tests"),
-                "SAGC_PROBE": str(folder / "probe.jsonl"),
+                **environment_for_tests(task, folder),
                 "SAGC_COMMAND": shlex.join(command),
-                "VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl"),
                 **(environment or {}),
             },
         )

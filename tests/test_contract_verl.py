@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import subprocess
 import sys
@@ -297,18 +298,22 @@ def output(tokens: int, last: int = 0, reward: float | None = None, **extra: Any
     )
 
 
-def worker() -> StampingRolloutWorker:
+def worker(filter_metric: str | None = None) -> StampingRolloutWorker:
     made = object.__new__(StampingRolloutWorker)
-    made._finished, made._name, made._eos = [], "w", {0}
+    made._finished, made._name, made._eos, made._filter_metric = [], "w", {0}, filter_metric
     made.rollout_config = SimpleNamespace(max_model_len=None, response_length=10)  # pyright: ignore
     return made
 
 
 def run_rollout(
-    monkeypatch: pytest.MonkeyPatch, outputs: Any, validate: bool = False, error: Exception | None = None
+    monkeypatch: pytest.MonkeyPatch,
+    outputs: Any,
+    validate: bool = False,
+    error: Exception | None = None,
+    filter_metric: str | None = None,
 ) -> list[dict[str, Any]]:
     """Runs one rollout through the worker with veRL's own part replaced; returns what is drained afterwards."""
-    made = worker()
+    made = worker(filter_metric)
 
     async def run(
         self: Any, sampling_params: Any, trajectory: Any, *, agent_name: str, trace: bool, **kwargs: Any
@@ -344,6 +349,16 @@ def test_a_rollout_is_stamped(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (row["prompt_tokens"], row["response_tokens"], row["reward"]) == (5, 4, 1.0)
     assert row["start"] <= row["end"]
     assert not row["failed"] and not row["truncated"]
+
+
+@pytest.mark.parametrize(("metric", "value"), [("reward", 0.5), ("acc", 1.0), (None, math.nan), ("absent", math.nan)])
+def test_what_filter_groups_looks_at_is_noted(
+    monkeypatch: pytest.MonkeyPatch, metric: str | None, value: float
+) -> None:
+    answer = output(4, reward=0.5, reward_extra_info={"acc": True})
+    (row,) = run_rollout(monkeypatch, answer, filter_metric=metric)
+    assert row["filter_value"] == pytest.approx(value, nan_ok=True)
+    assert not row["failed"]
 
 
 def test_several_outputs_of_a_session_are_one_rollout(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e_runs import TrainingRun, end, finish, ray_processes, start_training, wait_for
+from e2e_runs import TrainingRun, end, environment_for_tests, finish, ray_processes, start_training, wait_for
 
 import sagc_verl
 from sagc_verl.trainer.controller_state import read_state
@@ -170,28 +170,84 @@ def test_two_data_parallel_workers(task: Path, runs: Path) -> None:
 # ---- policy=static is stock veRL
 
 
-def test_static_is_stock_veRL(task: Path, runs: Path) -> None:
+SEEDED = (
+    f"actor_rollout_ref.rollout.agent.agent_loop_config_path={Path(__file__).with_name('e2e_agent.yaml')}",
+    "actor_rollout_ref.rollout.agent.default_agent_loop=seeded_agent",
+    f"reward.custom_reward_function.path={Path(__file__).with_name('e2e_reward.py')}",
+    "reward.custom_reward_function.name=parity",
+    # Rows are trained on in the order in which they arrived. One mini-batch, so that the order is only that of a
+    # sum; and a large eps, since Adam would make a step of a sum's last bits where the gradient is near zero.
+    "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+    "+actor_rollout_ref.actor.optim.override_optimizer_config={eps:1.0}",
+    "actor_rollout_ref.actor.optim.lr=0.3",
+    "trainer.total_training_steps=3",
+)
+
+
+@pytest.fixture(scope="session")
+def stock(task: Path, runs: Path) -> TrainingRun:
+    """veRL's own synchronous trainer, with seeded rollouts."""
+    return train(task, runs / "stock", "trainer.v1.trainer_mode=cpu_sync", *SEEDED).check()
+
+
+def same_updates(ours: TrainingRun, theirs: TrainingRun) -> None:
+    for step in (1, 2, 3):
+        for name in ("actor/pg_loss", "actor/grad_norm", "actor/lr", "critic/rewards/mean", "response_length/mean"):
+            assert ours.metrics[step][name] == pytest.approx(theirs.metrics[step][name], rel=1e-3, abs=1e-6), name
+
+
+def test_static_is_stock_veRL(stock: TrainingRun, task: Path, runs: Path) -> None:
     """With seeded rollouts, `policy=static` and veRL's own synchronous trainer give the same texts and updates."""
-    seeded = (
-        f"actor_rollout_ref.rollout.agent.agent_loop_config_path={Path(__file__).with_name('e2e_agent.yaml')}",
-        "actor_rollout_ref.rollout.agent.default_agent_loop=seeded_agent",
-        f"reward.custom_reward_function.path={Path(__file__).with_name('e2e_reward.py')}",
-        "reward.custom_reward_function.name=parity",
-        # Rows are trained on in the order in which they arrived. One mini-batch, so that the order is only that of a
-        # sum; and a large eps, since Adam would make a step of a sum's last bits where the gradient is near zero.
-        "actor_rollout_ref.actor.ppo_mini_batch_size=8",
-        "+actor_rollout_ref.actor.optim.override_optimizer_config={eps:1.0}",
-        "actor_rollout_ref.actor.optim.lr=0.3",
-        "trainer.total_training_steps=3",
-    )
-    stock = train(task, runs / "stock", "trainer.v1.trainer_mode=cpu_sync", *seeded).check()
-    static = train(task, runs / "static", "+sagc.policy=static", *seeded).check()
+    static = train(task, runs / "static", "+sagc.policy=static", *SEEDED).check()
     for ours, theirs in zip(static.probes, stock.probes, strict=True):
         for name in ours.keys() - {"advantage_error"}:
             assert ours[name] == theirs[name], name
-    for step in (1, 2, 3):
-        for name in ("actor/pg_loss", "actor/grad_norm", "actor/lr", "critic/rewards/mean", "response_length/mean"):
-            assert static.metrics[step][name] == pytest.approx(stock.metrics[step][name], rel=1e-3, abs=1e-6), name
+    same_updates(static, stock)
+
+
+def test_two_nodes_train_as_one(stock: TrainingRun, task: Path, runs: Path) -> None:
+    """Two Ray nodes, each with a training worker, a rollout server and a rollout worker: the results of one."""
+    folder, address = runs / "two_nodes", runs / "cluster_address"
+    # As where a cluster runs already: no warm interpreter, and the cluster says how it authenticates.
+    plain = {"SAGC_WARM": "0", "SAGC_CPU_PYTHON": sys.executable, "PYTHON": sys.executable, "RAY_AUTH_MODE": "disabled"}
+    cluster = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("e2e_cluster.py")), str(address)],
+        stdin=subprocess.PIPE,
+        env={**environment_for_tests(task, folder), "VERL_PLATFORM": "cpu", **plain},
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not address.exists():
+            assert cluster.poll() is None and time.monotonic() < deadline, "the cluster has not started"
+            time.sleep(0.2)
+        overrides = [
+            *SEEDED,
+            "+sagc.policy=static",
+            "trainer.nnodes=2",
+            "actor_rollout_ref.rollout.agent.num_workers=2",
+            # What a cluster that is already there does not want to be told again.
+            "ray_kwargs.ray_init.num_cpus=null",
+            "ray_kwargs.ray_init.num_gpus=null",
+            "ray_kwargs.ray_init.object_store_memory=null",
+            "ray_kwargs.ray_init.include_dashboard=null",
+        ]
+        process = start_training(task, folder, overrides, {**plain, "RAY_ADDRESS": address.read_text()})
+        two = finish(process, folder).check()
+    finally:
+        cluster.stdin.close()
+        try:
+            cluster.wait(30)
+        except subprocess.TimeoutExpired:
+            cluster.kill()
+    for ours, theirs in zip(two.probes, stock.probes, strict=True):
+        for name in ("group_sizes", "responses", "scores", "rows"):
+            assert ours[name] == theirs[name], name
+    same_updates(two, stock)
+    rollouts = sagc_verl.load_run(folder).rollouts
+    assert rollouts["worker"].nunique() == 2
+    # Stamps of both nodes are on the driver's clock.
+    assert rollouts["start_s"].min() >= 0
+    assert (rollouts["end_s"] >= rollouts["start_s"]).all()
 
 
 # ---- DAPO
@@ -222,6 +278,43 @@ def test_dapo_refills_keep_the_size_and_are_recorded(task: Path, runs: Path) -> 
         assert (here["status"] == "surplus").sum() == metrics.get("training/filter_groups/discarded_surplus_samples", 0)
         assert metrics["sagc/refills"] == len(here) - 8
     assert set(records.rollouts["n"]) == {3, 4}
+
+
+def test_dapo_shapes_by_the_lengths_that_are_on_record(task: Path, runs: Path) -> None:
+    """veRL's overlong penalty, and its filter by the unshaped `acc`, while n moves."""
+    buffer, limit = 48, 64
+    run = train(
+        task,
+        runs / "overlong",
+        "algorithm.filter_groups.enable=True",
+        "algorithm.filter_groups.metric=acc",
+        "reward.reward_manager.name=dapo",
+        f"+reward.reward_kwargs.max_resp_len={limit}",
+        f"+reward.reward_kwargs.overlong_buffer_cfg={{enable:True,len:{buffer},penalty_factor:1.0,log:False}}",
+        f"reward.custom_reward_function.path={Path(__file__).with_name('e2e_reward.py')}",
+        "reward.custom_reward_function.name=parity",
+        "+sagc.policy=schedule",
+        "+sagc.schedule={1:4,2:3}",
+        "trainer.total_training_steps=2",
+    ).check()
+    records = sagc_verl.load_run(run.folder)
+    rollouts, groups = records.rollouts, records.groups
+    penalty = np.minimum((limit - buffer - rollouts["response_tokens"]) / buffer, 0)
+    assert (penalty < 0).any() and (penalty == 0).any()
+    # What is left without the penalty is the reward function's own 0 or 1.
+    unshaped = (rollouts["reward"] - penalty).to_numpy()
+    assert np.abs(unshaped - unshaped.round()).max() < 1e-5
+    assert set(unshaped.round()) == {0.0, 1.0}
+    # Groups are filtered by what they scored before the penalty, and are on record as that.
+    spread = rollouts.assign(acc=unshaped.round()).groupby("uid")["acc"].nunique()
+    status = groups.set_index("uid")["status"]
+    assert (spread[status.index[status == "filtered"]] == 1).all()
+    assert (spread[status.index[status == "trained"]] == 2).all()
+    for step in (1, 2):
+        here = groups[groups["step"] == step]
+        assert (here["status"] == "filtered").sum() == run.metrics[step].get(
+            "training/filter_groups/evicted_samples", 0
+        )
 
 
 def test_dapo_ends_when_no_group_can_pass(task: Path, runs: Path) -> None:

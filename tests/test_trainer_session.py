@@ -463,10 +463,10 @@ def test_an_index_that_stops_telling_prompts_apart_is_said_and_given_up(caplog: 
 
 
 def test_statuses() -> None:
-    rows = [trajectory("trained", s, reward=1.0) for s in range(3)]
-    rows += [trajectory("same", s, reward=1.0) for s in range(3)]
-    rows += [trajectory("late", s, reward=float(s)) for s in range(3)]
-    rows += [trajectory("lost", 0, reward=1.0), failed("lost", 1), trajectory("lost", 2, reward=1.0)]
+    rows = [trajectory("trained", s, filter_value=1.0) for s in range(3)]
+    rows += [trajectory("same", s, filter_value=1.0, reward=1.0 - s / 10) for s in range(3)]  # rewards were shaped
+    rows += [trajectory("late", s, filter_value=float(s), reward=1.0) for s in range(3)]
+    rows += [trajectory("lost", 0, filter_value=1.0), failed("lost", 1), trajectory("lost", 2, filter_value=1.0)]
     rows += [failed("gone", s) for s in range(2)]
     rollouts = step_of(rows)
     statuses = session_module._statuses(rollouts, trained={"trained"})
@@ -475,13 +475,13 @@ def test_statuses() -> None:
         "trained": ["trained"] * 3,
         "same": ["filtered"] * 3,
         "late": ["surplus"] * 3,
-        "lost": ["filtered", "failed", "filtered"],
+        "lost": ["surplus", "failed", "surplus"],
         "gone": ["failed"] * 2,
     }
 
 
 def test_what_was_thrown_away_is_counted_apart() -> None:
-    rows = [trajectory(f"u{g}", s, reward=1.0 if g == 0 else float(s)) for g in range(3) for s in range(4)]
+    rows = [trajectory(f"u{g}", s, filter_value=1.0 if g == 0 else float(s)) for g in range(3) for s in range(4)]
     rows += [failed("u3", s) for s in range(4)]
     metrics = train(session(), 1, step_of(rows), trained={"u1"})
     assert metrics["sagc/rollouts"] == 16

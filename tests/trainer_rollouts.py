@@ -29,6 +29,7 @@ def trajectory(uid: str, session: int, **values: Any) -> list[Any]:
         "turns": 2,
         "preempted": -1,
         "reward": float(session % 2),
+        "filter_value": math.nan,
         "failed": False,
     }
     return list({**row, **values}.values())
@@ -36,7 +37,7 @@ def trajectory(uid: str, session: int, **values: Any) -> list[Any]:
 
 def failed(uid: str, session: int, **values: Any) -> list[Any]:
     """A rollout of which nothing came back: as the worker's stamp begins."""
-    nothing = dict.fromkeys(("generate_s", "tool_s", "reward_s", "reward"), math.nan)
+    nothing = dict.fromkeys(("generate_s", "tool_s", "reward_s", "reward", "filter_value"), math.nan)
     return trajectory(
         uid, session, **{**nothing, "prompt_tokens": 0, "response_tokens": 0, "turns": 0, "failed": True, **values}
     )

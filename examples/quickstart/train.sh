@@ -2,11 +2,15 @@
 # The quickstart's training command: unmodified veRL on the CPU, small enough for two cores. Everything after the name goes
 # to veRL as it is, so this is also the place to try overrides:
 #   examples/quickstart/train.sh my_run +sagc.budget=0.1 trainer.total_training_steps=20
+# Without a name (as `sagc-verl sweep` calls it) the overrides name run and folder.
 # Knobs: TASK (folder made by make_task.py), OUT (folder of runs), PYTHON.
 set -euo pipefail
 
-NAME=${1:?usage: train.sh NAME [overrides ...]}
-shift
+case ${1-} in
+    "") echo "usage: train.sh NAME [overrides ...]" >&2 && exit 2 ;;
+    *=*) NAME=run ;;
+    *) NAME=$1 && shift ;;
+esac
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 TASK=${TASK:-$PWD/outputs/quickstart/task}
 OUT=${OUT:-$PWD/outputs/quickstart}

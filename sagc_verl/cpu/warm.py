@@ -75,12 +75,15 @@ def start(owner: int | None = None, log: Path | None = None) -> str:
     """Start a server that belongs to process `owner` (default: this one); returns what to start in place of `python`.
 
     Sets the environment variables through which this process's children find it. With `SAGC_WARM=0` the real
-    interpreter is returned and nothing started. A server named in the environment and alive is used again.
+    interpreter is returned and nothing started; so too for a Ray cluster that runs already (RAY_ADDRESS), which may
+    have other machines and its own way to authenticate. A server named in the environment and alive is used again.
     """
     if os.environ.get(SWITCH) == "0":
         return os.environ.setdefault(CLIENT, sys.executable)
     if os.environ.get(CLIENT) and _alive(os.environ.get(warm_python.SERVER)):
         return os.environ[CLIENT]
+    if os.environ.get("RAY_ADDRESS"):
+        return os.environ.setdefault(CLIENT, sys.executable)
     directory = Path(tempfile.mkdtemp(prefix="sagc-warm-"))
     address = directory / "socket"
     client = directory / "python"
@@ -123,11 +126,13 @@ def serve(address: Path, owner: int) -> _Request | None:
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wake_write)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    ended: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: ended.append(number))
     forks: dict[int, _Fork] = {}
     with selectors.DefaultSelector() as selector:
         selector.register(listening, selectors.EVENT_READ, "new")
         selector.register(wake_read, selectors.EVENT_READ, "child")
-        while _is_running(owner):
+        while _is_running(owner) and not ended:
             for key, _ in selector.select(timeout=1.0):
                 if key.data == "new":
                     connection = listening.accept()[0]
@@ -138,7 +143,8 @@ def serve(address: Path, owner: int) -> _Request | None:
                     child = os.fork()
                     if child == 0:
                         signal.set_wakeup_fd(-1)
-                        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                        for number in (signal.SIGCHLD, signal.SIGTERM):
+                            signal.signal(number, signal.SIG_DFL)
                         return request
                     for number in request.files.values():
                         os.close(number)

@@ -43,6 +43,7 @@ class Trajectory:
     turns: int = 0
     preempted: int = -1
     reward: float = math.nan
+    filter_value: float = math.nan
     failed: bool = True
 
 
@@ -68,6 +69,8 @@ class StampingRolloutWorker(_VerlWorker):
             ids = getattr(source, "eos_token_id", None)
             eos.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
         self._eos = eos
+        filtering = self.config.algorithm.get("filter_groups") or {}
+        self._filter_metric = filtering.get("metric") if filtering.get("enable") else None
 
     async def _run_agent_loop(self, sampling_params, trajectory, *, agent_name, trace=True, **kwargs):
         if trajectory["validate"]:
@@ -120,6 +123,10 @@ class StampingRolloutWorker(_VerlWorker):
         if last.reward_score is not None:
             stamp.reward = float(last.reward_score)
         stamp.failed = False
+        if self._filter_metric == "reward":  # as the replay buffer looks it up: any other name is the reward function's
+            stamp.filter_value = stamp.reward
+        elif self._filter_metric is not None:
+            stamp.filter_value = float(last.extra_fields["reward_extra_info"][self._filter_metric])
 
     def _is_truncated(self, output: Any) -> bool:
         if not output.response_ids or output.response_ids[-1] in self._eos:

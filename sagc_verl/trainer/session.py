@@ -239,14 +239,14 @@ def _is_scalar(value: Any) -> bool:
 
 def _statuses(rollouts: StepRollouts, trained: set[str]) -> np.ndarray:
     """object (R,): trained, failed, filtered (evicted by DAPO) or surplus; see records/tables.py."""
-    failed, rewards = rollouts.columns["failed"], rollouts.columns["reward"]
+    failed, values = rollouts.columns["failed"], rollouts.columns["filter_value"]
     statuses = np.full(len(rollouts), "trained", dtype=object)
     for uid, rows in rollouts.groups():
         if uid in trained:
             continue
-        known = rewards[rows][~failed[rows]]
-        # veRL filters groups whose metric is the same for all; what it discards else came too late.
-        silent = len(known) > 0 and bool(np.all(known == known[0]))
-        statuses[rows] = "filtered" if silent else "surplus"
+        # As the replay buffer does it: a group without an error is filtered where the metric is the same for all of two
+        # and more. What veRL discards else came too late.
+        group, whole = values[rows], not failed[rows].any()
+        statuses[rows] = "filtered" if whole and len(group) > 1 and float(np.std(group)) == 0.0 else "surplus"
     statuses[failed] = "failed"
     return statuses

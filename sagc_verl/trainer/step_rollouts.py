@@ -34,6 +34,7 @@ FIELDS = (
     "turns",
     "preempted",
     "reward",
+    "filter_value",
     "failed",
 )
 
@@ -106,7 +107,7 @@ class StepRollouts:
 
 
 _INTEGERS = {"session", "prompt_tokens", "response_tokens", "turns", "preempted"}
-_FLOATS = {"start", "end", "generate_s", "queue_s", "tool_s", "reward_s", "reward"}
+_FLOATS = {"start", "end", "generate_s", "queue_s", "tool_s", "reward_s", "reward", "filter_value"}
 _FLAGS = {"truncated", "failed"}
 
 
@@ -146,6 +147,25 @@ def from_workers(drained: Iterable[tuple[float, Sequence[Sequence[Any]], float]]
     return StepRollouts(_columns(rows), stamped=True)
 
 
+_UNSTAMPED: dict[str, Any] = {
+    "worker": "",
+    "prompt_index": None,
+    "data_source": None,
+    "prompt_tokens": 0,
+    "response_tokens": 0,
+    "truncated": False,
+    "turns": 0,
+    "preempted": -1,
+    "failed": False,
+}
+
+
+def _unstamped(uid: str, session: int) -> list[Any]:
+    """A row of `FIELDS` of which only the lengths will be known."""
+    known = {**_UNSTAMPED, "uid": uid, "session": session}
+    return [known.get(name, math.nan) for name in FIELDS]
+
+
 def from_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], cap: int) -> StepRollouts:
     """Read lengths from the tags of the trained batch, keys `{uid}_{session}_{index}` (veRL 0.9.1, replay_buffer.py).
 
@@ -156,10 +176,7 @@ def from_tags(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], cap: int) 
         if tag.get("is_padding", False):
             continue
         uid, session, _ = key.rsplit("_", 2)
-        row = sessions.setdefault(
-            (uid, int(session)),
-            [uid, int(session), "", None, None, *[math.nan] * 2, 0, 0, False, *[math.nan] * 4, 0, -1, math.nan, False],
-        )
+        row = sessions.setdefault((uid, int(session)), _unstamped(uid, int(session)))
         row[FIELDS.index("prompt_tokens")] = int(tag.get("prompt_len") or 0)
         row[FIELDS.index("response_tokens")] += int(tag.get("response_len") or 0)
     rows = [sessions[key] for key in sorted(sessions)]

@@ -7,7 +7,8 @@ on.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import ray
@@ -17,33 +18,52 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 from sagc_verl.trainer.step_rollouts import QUEUE_FIELD
 
 
+class _Outputs:
+    """An engine's outputs of one request, passed on as they are, one per token.
+
+    All of them share one object of statistics, so only the first is looked at, and the others cost next to nothing.
+    """
+
+    def __init__(self, outputs: AsyncIterator[Any], note: Callable[[Any], None]) -> None:
+        self._next = outputs.__anext__
+        self._note: Callable[[Any], None] | None = note
+
+    def __aiter__(self) -> _Outputs:
+        return self
+
+    def __anext__(self) -> Awaitable[Any]:
+        return self._next() if self._note is None else self._first(self._note)
+
+    async def _first(self, note: Callable[[Any], None]) -> Any:
+        output = await self._next()
+        self._note = None
+        note(getattr(output, "metrics", None))
+        return output
+
+
 class QueueStampingServer(vLLMHttpServer):
     """veRL's vLLM server; what it generates is veRL's own."""
 
     async def run_server(self, args) -> None:
         await super().run_server(args)
-        self._queue_s: dict[str, float] = {}
+        self._statistics: dict[str, Any] = {}
         generate = self.engine.generate
 
         def stamped(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            return self._note_queue(str(kwargs.get("request_id")), generate(*args, **kwargs))
+            note = partial(self._statistics.__setitem__, str(kwargs.get("request_id")))
+            return _Outputs(generate(*args, **kwargs), note)
 
         self.engine.generate = stamped  # pyright: ignore[reportAttributeAccessIssue]
 
-    async def _note_queue(self, request_id: str, outputs: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        async for output in outputs:
-            stats = getattr(output, "metrics", None)
-            if output.finished and stats is not None and stats.scheduled_ts and stats.queued_ts:
-                self._queue_s[request_id] = stats.scheduled_ts - stats.queued_ts
-            yield output
-
     async def generate(self, prompt_ids, sampling_params, request_id, **kwargs):
-        result = await super().generate(
-            prompt_ids=prompt_ids, sampling_params=sampling_params, request_id=request_id, **kwargs
-        )
-        seconds = self._queue_s.pop(str(request_id), None)
-        if seconds is not None:
-            result.extra_fields[QUEUE_FIELD] = seconds
+        try:
+            result = await super().generate(
+                prompt_ids=prompt_ids, sampling_params=sampling_params, request_id=request_id, **kwargs
+            )
+        finally:
+            statistics = self._statistics.pop(str(request_id), None)
+        if statistics is not None and statistics.scheduled_ts and statistics.queued_ts:
+            result.extra_fields[QUEUE_FIELD] = statistics.scheduled_ts - statistics.queued_ts
         return result
 
 
