@@ -6,9 +6,12 @@
 Both trainings of a pair have the same group size, prompts, poll interval and seeded rollouts, and a learning rate of 0,
 so that they generate the same texts at every step; which comes first alternates. A step lasts from one line of veRL's
 logger to the next, so that everything SAGC does is in it. The first two steps of a run are left out. Given are the
-median over all steps of static / stock, step by step, and a 95% bootstrap interval that draws pairs, then steps within.
-Other work on the machine is in that ratio: measure on an idle one. Less disturbed is what is left of a step beside
-veRL's own phases (generating, training and so on): the driver's time, in which SAGC drains, observes and records.
+median over all steps of static / stock, step by step, and a 95% bootstrap interval that draws pairs, then steps within;
+the same of the CPU seconds that a step costs; and what is left of a step beside veRL's own phases (generating, training
+and so on): the driver's time, in which SAGC drains, observes and records.
+
+Measure on an idle machine. A dozen processes share its cores, Ray's at a low priority: a shell command beside them shows in
+the step times. CPU seconds vary far less from run to run.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ RESAMPLES = 4000
 TIMEOUT = 600.0
 
 
-def train(variant: str, folder: Path, task: Path, steps: int, poll: float) -> dict[int, tuple[float, float]]:
-    """One training; returns step -> its seconds, and those of them outside veRL's phases; without the first steps.
+def train(variant: str, folder: Path, task: Path, steps: int, poll: float) -> dict[int, tuple[float, float, float]]:
+    """One training; returns step -> its seconds, those of them outside veRL's phases, its CPU seconds; not the first.
 
     Raises:
         SystemExit: it failed; the end of its log is shown.
@@ -78,8 +81,8 @@ def train(variant: str, folder: Path, task: Path, steps: int, poll: float) -> di
         sys.exit(f"the {variant} run ended with exit code {code}; see {log}")
     stamps = [tuple(map(float, line.split())) for line in times.read_text().splitlines()]
     return {
-        int(step): (at - before, at - before - phases)
-        for (_, before, _), (step, at, phases) in itertools.pairwise(stamps)
+        int(step): (at - before, at - before - phases, cpu - cpu_before)
+        for (_, before, _, cpu_before), (step, at, phases, cpu) in itertools.pairwise(stamps)
         if step > SKIPPED_STEPS
     }
 
@@ -138,7 +141,7 @@ def main() -> None:
         warm.start(log=out / "warm.log")
         task = out / "task"
         subprocess.run([sys.executable, str(QUICKSTART / "make_task.py"), "--out", str(task)], check=True)
-        ratios, added, outside = [], [], []
+        ratios, added, outside, cpu = [], [], [], []
         for pair in range(options.pairs):
             order = list(VARIANTS) if pair % 2 == 0 else list(VARIANTS)[::-1]
             seconds = {
@@ -150,14 +153,16 @@ def main() -> None:
             ratios.append(static[:, 0] / stock[:, 0])
             added.append(static[:, 0] - stock[:, 0])
             outside.append(static[:, 1] - stock[:, 1])
+            cpu.append(static[:, 2] / stock[:, 2])
             print(
                 f"pair {pair + 1} of {options.pairs} ({order[0]} first): median step {np.median(stock[:, 0]):.3f} s "
                 f"stock, {np.median(static[:, 0]):.3f} s static, ratio {np.median(ratios[-1]):.3f}; outside veRL's "
                 f"phases {np.median(stock[:, 1]):.3f} s and {np.median(static[:, 1]):.3f} s; "
-                f"load {os.getloadavg()[0]:.1f}",
+                f"CPU {np.median(stock[:, 2]):.2f} s and {np.median(static[:, 2]):.2f} s, ratio {np.median(cpu[-1]):.3f}",
                 flush=True,
             )
         ratio, low, high = median_ratio(ratios)
+        cpu_ratio, cpu_low, cpu_high = median_ratio(cpu)
         milliseconds, ours = (1000 * float(np.median(np.concatenate(one))) for one in (added, outside))
         found["step time"] = {
             "ratio": ratio,
@@ -166,10 +171,15 @@ def main() -> None:
             "median added ms": milliseconds,
             "median added ms outside veRL's phases": ours,
             "ratios": [list(map(float, one)) for one in ratios],
+            "cpu ratio": cpu_ratio,
+            "cpu low": cpu_low,
+            "cpu high": cpu_high,
+            "cpu ratios": [list(map(float, one)) for one in cpu],
         }
         print(
             f"static / stock: {ratio:.3f} (95%: {low:.3f} to {high:.3f}), median of {sum(map(len, ratios))} steps in "
-            f"{options.pairs} pairs; {milliseconds:+.0f} ms a step, {ours:+.0f} ms outside veRL's phases"
+            f"{options.pairs} pairs; {milliseconds:+.0f} ms a step, {ours:+.0f} ms outside veRL's phases\n"
+            f"CPU seconds, static / stock: {cpu_ratio:.3f} (95%: {cpu_low:.3f} to {cpu_high:.3f})"
         )
     (out / "overhead.json").write_text(json.dumps(found, indent=1) + "\n")
 

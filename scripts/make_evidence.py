@@ -43,9 +43,6 @@ SPECS = ROOT / "examples" / "evidence"
 PARTS = {"grpo": "GRPO", "dapo": "DAPO"}
 MARK = "<!-- made by scripts/make_evidence.py from here on -->"
 PACKAGES = ("verl", "torch", "vllm", "ray", "transformers", "TransferQueue")
-ANSWERS = 8
-"""Answers per validation prompt in the evaluation."""
-
 ROWS = (
     "straggler_rate", "mean_n", "step_seconds", "tail_seconds", "idle_share", "rollouts", "tokens",
     "thrown_away_share", "refills", "silent_share", "reward", "reward_mean", "reward_per_second",
@@ -75,32 +72,11 @@ def score(runs: Sequence[Path], task: Path) -> None:
         if list((run / "sagc" / "eval").glob("step_*.json")):
             continue
         print(f"scoring {run.name}", flush=True)
-        settings = {
-            "CKPT": str(checkpoint),
-            "MODEL_PATH": str(task / "model"),
-            "VAL_FILES": f"['{task / 'validation.parquet'}']",
-            "VAL_N": str(ANSWERS),
-            "TEMPERATURE": "1.0",  # as in training
-            "TOP_P": "1.0",
-            "MAX_PROMPT_LENGTH": "16",
-            "MAX_RESPONSE_LENGTH": "224",
-            "NGPUS_PER_NODE": "1",
-            "ROLLOUT_TP": "1",
-        }
-        command = [
-            "bash",
-            str(ROOT / "examples" / "eval" / "run_eval.sh"),
-            "+machine=cpu",
-            "trainer.v1.trainer_mode=cpu_sync",
-            "actor_rollout_ref.actor.fsdp_config.param_offload=False",
-            "actor_rollout_ref.actor.fsdp_config.optimizer_offload=False",
-            f"reward.custom_reward_function.path={SPECS / 'walk_eval_reward.py'}",
-        ]
-        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        knobs = {"CKPT": str(checkpoint), "TASK": str(task), "BIN": str(Path(sys.executable).parent)}
         log = run / "eval.log"
         with log.open("wb") as output:
             done = subprocess.run(
-                command, cwd=ROOT, env={**os.environ, **settings, "PATH": path}, stdout=output, stderr=output
+                [str(SPECS / "eval.sh")], cwd=ROOT, env={**os.environ, **knobs}, stdout=output, stderr=output
             )
         if done.returncode:
             sys.exit(f"scoring {run.name} ended with exit code {done.returncode}; see {log}")

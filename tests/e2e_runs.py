@@ -17,7 +17,8 @@ from typing import Any
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-QUICKSTART = REPOSITORY / "examples" / "quickstart"
+EXAMPLES = REPOSITORY / "examples"
+QUICKSTART = EXAMPLES / "quickstart"
 TIMEOUT = 420.0
 """Seconds that one run may take; start-up alone is about a minute on two busy cores."""
 

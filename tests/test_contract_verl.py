@@ -389,5 +389,27 @@ def test_an_output_that_cannot_be_noted_does_not_fail_the_rollout(monkeypatch: p
     assert row["uid"] == "u"
 
 
+def test_an_engines_outputs_are_passed_on_and_the_first_looked_at() -> None:
+    pytest.importorskip("vllm", reason="vLLM is not installed")
+    from sagc_verl.trainer.vllm_server import _Outputs
+
+    closed: list[str] = []
+
+    async def engine() -> Any:
+        try:
+            for number in range(3):
+                yield SimpleNamespace(number=number, metrics=f"of {number}")
+        finally:
+            closed.append("closed")
+
+    async def consume(noted: list[Any]) -> list[int]:
+        return [output.number async for output in _Outputs(engine(), noted.append)]
+
+    noted: list[Any] = []
+    assert asyncio.run(consume(noted)) == [0, 1, 2]
+    assert noted == ["of 0"]
+    assert closed == ["closed"]
+
+
 def test_a_trajectory_starts_out_failed() -> None:
     assert Trajectory("u", 0, "w", None, None, 0.0).failed

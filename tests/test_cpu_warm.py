@@ -244,13 +244,18 @@ def test_a_process_of_ray_does_not_outlive_the_one_that_started_it(server: Serve
     until(lambda: not runs(fork), "the fork has ended")
 
 
-def test_when_the_owner_ends_nothing_is_left(own_server: Server) -> None:
+@pytest.mark.parametrize("ended", ["the owner", "the server"])
+def test_when_it_ends_nothing_is_left(own_server: Server, ended: str) -> None:
     clients = [own_server.start("-c", code, stdout=subprocess.PIPE) for code in (STAY, STUBBORN)]
     forks = [int(client.stdout.readline()) for client in clients]  # type: ignore[union-attr]
     socket = Path(own_server.environment[warm_python.SERVER])
     assert socket.exists()
-    own_server.owner.kill()
-    own_server.owner.wait()
+    if ended == "the owner":
+        own_server.owner.kill()
+        own_server.owner.wait()
+    else:
+        until(lambda: "warm: ready" in own_server.log.read_text(), "the server is ready")
+        own_server.process.terminate()
     assert own_server.process.wait(timeout=SECONDS) == 0
     for client in clients:
         assert client.wait(timeout=SECONDS) != 0
@@ -308,11 +313,13 @@ def test_which_arguments_can_be_forked(arguments: list[str], forks: bool) -> Non
     assert warm_python.can_fork(arguments) is forks
 
 
-def test_switched_off_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("variable", "value"), [(warm.SWITCH, "0"), ("RAY_ADDRESS", "10.0.0.1:6379")])
+def test_switched_off_nothing_is_started(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     for name in (warm.CLIENT, warm_python.SERVER):
         monkeypatch.setenv(name, "")  # known to monkeypatch, which then removes what start() sets
         monkeypatch.delenv(name)
-    monkeypatch.setenv(warm.SWITCH, "0")
+    monkeypatch.delenv(warm.SWITCH, raising=False)
+    monkeypatch.setenv(variable, value)
     monkeypatch.setattr(warm.subprocess, "Popen", lambda *args, **kwargs: pytest.fail("started"))
     assert warm.start() == sys.executable
     assert warm_python.SERVER not in os.environ

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e_runs import TrainingRun, end, environment_for_tests, finish, ray_processes, start_training, wait_for
+from e2e_runs import EXAMPLES, TIMEOUT, TrainingRun, end, environment_for_tests, finish, ray_processes, start_training, wait_for
 
 import sagc_verl
 from sagc_verl.trainer.controller_state import read_state
@@ -146,6 +147,42 @@ def test_a_resumed_run_goes_on_with_its_queue(resumed: tuple[TrainingRun, Traini
     expected = np.clip(steps["queue"][4] + steps["straggler_rate"][5] - 0.3, -cap, cap)
     assert steps["queue"][5] == pytest.approx(expected, abs=1e-6)
     assert f"resumed at step 4: next size {steps['n'][5]}" in resumed[1].log.replace("\n", " ")
+
+
+@pytest.mark.parametrize("load", ["resume", "merge"])
+def test_a_checkpoint_is_scored_into_the_run(resumed: tuple[TrainingRun, TrainingRun], task: Path, load: str) -> None:
+    """examples/eval loads what was trained, answers through veRL's validation, and `compare` shows the score."""
+    folder = resumed[1].folder
+    done = subprocess.run(
+        [str(EXAMPLES / "evidence" / "eval.sh"), "data.val_max_samples=6"],
+        cwd=folder,
+        env={
+            **environment_for_tests(task, folder),
+            "CKPT": str(folder / "global_step_6"),
+            "BIN": str(Path(sys.executable).parent),
+            "VAL_N": "2",
+            "MAX_RESPONSE_LENGTH": "64",
+            "LOAD": load,
+            "RESULT_DIR": str(folder / "sagc" / "eval"),
+        },
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    result = json.loads((folder / "sagc" / "eval" / "step_6.json").read_text())
+    score = result["sources"]["walk"]
+    assert (score["prompts"], score["answers"]) == (6, 12)
+    assert 0 <= score["low"] <= score["accuracy"] <= score["high"] <= 1
+    comparison = json.loads(
+        subprocess.run(
+            [Path(sys.executable).with_name("sagc-verl"), "compare", folder, "--json"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    )
+    assert comparison["settings"][0]["evaluation"]["walk"]["accuracy"]["value"] == score["accuracy"]
 
 
 # ---- more workers

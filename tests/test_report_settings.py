@@ -80,6 +80,23 @@ def test_runs_that_differ_in_nothing_but_the_seed_are_one_setting() -> None:
     assert read_settings({}).group_key is None
 
 
+def test_a_runs_own_name_and_folder_in_other_values_are_no_difference() -> None:
+    """As veRL interpolates them: `rollout.trace.experiment_name`, `actor.rollout_n`, and as users do."""
+
+    def run(name: str, n: int = 8):
+        return settings(
+            trainer__experiment_name=name,
+            trainer__default_local_dir=f"/out/{name}",
+            actor_rollout_ref__rollout__trace__experiment_name=name,
+            actor_rollout_ref__actor__rollout_n=n,
+            actor_rollout_ref__rollout__n=n,
+            trainer__notes=f"/out/{name}/notes.txt",
+        )
+
+    assert run("a_s1").group_key == run("a_s2").group_key
+    assert differences([run("a_s1"), run("b", n=4)]) == []
+
+
 def test_the_seeds_that_stand_out_are_told() -> None:
     found = settings(data__seed=None, actor_rollout_ref__actor__data_loader_seed=42, critic__data_loader_seed=42)
     assert found.seed_text == "42"

@@ -497,7 +497,7 @@ def test_records_hold_what_the_step_was(tmp_path: Path) -> None:
     rows = [
         trajectory("a", s, response_tokens=1000 if s == 0 else 100 + s, end=20.0 if s == 0 else 2.0) for s in range(4)
     ]
-    rows += [trajectory("b", s, reward=1.0) for s in range(4)]
+    rows += [trajectory("b", s, reward=1.0, filter_value=1.0) for s in range(4)]
     rows += [failed("c", s) for s in range(2)]
     train(made, 1, step_of(rows), trained={"a"})
     train(made, 2, played(8))
