@@ -10,8 +10,8 @@ median over all steps of static / stock, step by step, and a 95% bootstrap inter
 the same of the CPU seconds that a step costs; and what is left of a step beside veRL's own phases (generating, training
 and so on): the driver's time, in which SAGC drains, observes and records.
 
-Measure on an idle machine. A dozen processes share its cores, Ray's at a low priority: a shell command beside them shows in
-the step times. CPU seconds vary far less from run to run.
+Measure on an idle machine. A dozen processes share its cores, Ray's at a low priority: a shell command beside them
+shows in the step times. CPU seconds vary less from run to run.
 """
 
 from __future__ import annotations
@@ -158,7 +158,8 @@ def main() -> None:
                 f"pair {pair + 1} of {options.pairs} ({order[0]} first): median step {np.median(stock[:, 0]):.3f} s "
                 f"stock, {np.median(static[:, 0]):.3f} s static, ratio {np.median(ratios[-1]):.3f}; outside veRL's "
                 f"phases {np.median(stock[:, 1]):.3f} s and {np.median(static[:, 1]):.3f} s; "
-                f"CPU {np.median(stock[:, 2]):.2f} s and {np.median(static[:, 2]):.2f} s, ratio {np.median(cpu[-1]):.3f}",
+                f"CPU {np.median(stock[:, 2]):.2f} s and {np.median(static[:, 2]):.2f} s, "
+                f"ratio {np.median(cpu[-1]):.3f}",
                 flush=True,
             )
         ratio, low, high = median_ratio(ratios)

@@ -1,8 +1,8 @@
 """What bench_overhead.py puts into both trainings alike, through veRL's key `trainer.checkpoint_callback_class`.
 
 The same pause between two looks into the replay buffer (stock veRL has no setting for it), and the moment at which each
-step has been logged: one line in the file named by SAGC_BENCH_TIMES, `step seconds phases cpu`, phases being the seconds
-that veRL itself gives to generating, training and the like, cpu what all processes of this machine have used so far.
+step has been logged: one line in the file named by SAGC_BENCH_TIMES, `step seconds phases cpu`, phases being the
+seconds that veRL itself gives to generating, training and the like, cpu what this machine's processes have used so far.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sagc_verl.report.measures import PHASES
 
 
 def cpu_seconds() -> float:
-    """Seconds of all cores that went into processes since the machine was started, niced ones and the kernel's part too."""
+    """CPU seconds of all processes since the machine was started, niced ones and the kernel's part included."""
     with open("/proc/stat") as file:
         user, nice, system = map(int, file.readline().split()[1:4])
     return (user + nice + system) / os.sysconf("SC_CLK_TCK")

@@ -10,7 +10,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from e2e_runs import EXAMPLES, TIMEOUT, TrainingRun, end, environment_for_tests, finish, ray_processes, start_training, wait_for
+from e2e_runs import (
+    EXAMPLES,
+    TIMEOUT,
+    TrainingRun,
+    end,
+    environment_for_tests,
+    finish,
+    ray_processes,
+    start_training,
+    wait_for,
+)
 
 import sagc_verl
 from sagc_verl.trainer.controller_state import read_state
