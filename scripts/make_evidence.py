@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import os
 import subprocess
 import sys
@@ -27,13 +28,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-import sagc_verl
 from sagc_verl.report import numbers
 from sagc_verl.report.compare import compare_runs
 from sagc_verl.report.comparison import Comparison, Setting
 from sagc_verl.report.evals import evaluated_sets, setting_score
 from sagc_verl.report.measures import RunMeasures
-from sagc_verl.report.metrics import BY_KEY
+from sagc_verl.report.metrics import BY_KEY, REACH_COSTS, reach
 from sagc_verl.report.statistics import Estimate, trailing_mean
 from sagc_verl.sweep.runner import progress_of
 from sagc_verl.sweep.spec import read_spec
@@ -112,7 +112,7 @@ def report(part: str, runs: Sequence[Path]) -> tuple[str, Comparison]:
         _table(comparison),
         "",
         f"The highest reward that every run reaches (mean of {comparison.window} steps) is"
-        f" {numbers.plain(comparison.target)}. To get there it took:",
+        f" {numbers.plain(comparison.target)}. To get there it took (mean, and each seed):",
         "",
         _reached(comparison),
         "",
@@ -147,11 +147,15 @@ def _table(comparison: Comparison) -> str:
 
 
 def _reached(comparison: Comparison) -> str:
+    """With three seeds, the three values say more than an interval."""
     settings = sorted(comparison.settings, key=lambda one: (one.policy == "sagc", one.static_size or 0))
-    forms = {"steps": numbers.plain, "seconds": numbers.plain, "rollouts": numbers.count, "tokens": numbers.count}
     rows = [["", *(_name(setting) for setting in settings)]]
-    for cost, form in forms.items():
-        rows.append([cost, *(_cell(setting.reached[cost], form) for setting in settings)])
+    for cost, _ in REACH_COSTS:
+        cells = []
+        for setting in settings:
+            each = [getattr(reach(run, comparison.target, comparison.window), cost).value for run in setting.runs]
+            cells.append(f"{numbers.count(float(np.mean(each)))}<br>({', '.join(map(numbers.count, each))})")
+        rows.append([cost, *cells])
     return _markdown(rows)
 
 
@@ -167,7 +171,9 @@ def _name(setting: Setting) -> str:
 
 def _cell(value: Estimate, form: Any) -> str:
     text = form(value.value)
-    return f"{text}<br>({form(value.low)} to {form(value.high)})" if value.has_interval else text
+    if not value.has_interval or value.low == value.high:
+        return text
+    return f"{text}<br>({form(value.low)} to {form(value.high)})"
 
 
 def _controlled(comparison: Comparison) -> list[RunMeasures]:
@@ -181,8 +187,8 @@ def _played(run: RunMeasures) -> str:
 
 def machine() -> str:
     """What the trainings ran on."""
-    info = sagc_verl.load_run(finished_runs("grpo")[0]).info if finished_runs("grpo") else {}
-    host = info.get("host", {})
+    first = finished_runs(next(iter(PARTS)))[0]
+    host = json.loads((first / "sagc" / "run.json").read_text()).get("host", {})
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     return (

@@ -15,6 +15,7 @@ ENVIRONMENT = {
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TORCH_COMPILE_DISABLE": "1",  # vLLM compiles one small function even in eager mode: 12 s, and a C++ compiler
+    "TQ_NUM_THREADS": "1",  # TransferQueue sets torch's threads at every rollout, and warns where they exceed the cores
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "HF_HUB_OFFLINE": "1",  # models and data are local paths: a look-up would only wait for a time-out

@@ -259,4 +259,7 @@ def _caveat(comparison: Comparison) -> str:
         return "One seed per setting: the 95% intervals are over steps. Another seed may turn small differences around."
     if min(seeds) == 1:
         return "Some settings have one seed only: differences to them are given without an interval."
-    return f"The 95% intervals are between seeds, {min(seeds)} or more per setting."
+    return (
+        f"The 95% intervals are between seeds, {min(seeds)} or more per setting. Of differences that are not there, one in"
+        " twenty shows by chance: where many are looked at, some do."
+    )

@@ -16,7 +16,7 @@ from sagc_verl.sweep.plan import PlannedRun
 LOG_FILE = "train.log"
 GRACE = ((signal.SIGINT, 20.0), (signal.SIGTERM, 10.0), (signal.SIGKILL, 5.0))  # what is sent, seconds until the next
 POLL_SECONDS = 0.2
-TAIL_BYTES = 65536
+TAIL_BYTES = 2**20  # a step of DAPO with refills may write 100 kB
 
 _STEP = re.compile(r"\bstep:(\d+) - ")
 
