@@ -260,6 +260,6 @@ def _caveat(comparison: Comparison) -> str:
     if min(seeds) == 1:
         return "Some settings have one seed only: differences to them are given without an interval."
     return (
-        f"The 95% intervals are between seeds, {min(seeds)} or more per setting. Of differences that are not there, one in"
-        " twenty shows by chance: where many are looked at, some do."
+        f"The 95% intervals are between seeds, {min(seeds)} or more per setting. Of differences that are not there, one"
+        " in twenty shows by chance: where many are looked at, some do."
     )

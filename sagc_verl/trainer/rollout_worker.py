@@ -11,7 +11,8 @@ import contextvars
 import logging
 import math
 import time
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any
 
 import ray
@@ -48,6 +49,7 @@ class Trajectory:
 
 
 TRAJECTORY_FIELDS = tuple(field.name for field in fields(Trajectory))
+_as_row = attrgetter(*TRAJECTORY_FIELDS)  # dataclasses.astuple copies every value
 # Each session runs in an asyncio task of its own, so a context variable tells which trajectory an output belongs to.
 _current: contextvars.ContextVar[Trajectory | None] = contextvars.ContextVar("sagc_trajectory", default=None)
 _VerlWorker: Any = AgentLoopWorkerTQ.__ray_metadata__.modified_class  # pyright: ignore[reportAttributeAccessIssue]
@@ -92,7 +94,7 @@ class StampingRolloutWorker(_VerlWorker):
             )
         finally:
             stamp.end = time.monotonic()
-            self._finished.append(astuple(stamp))
+            self._finished.append(_as_row(stamp))
 
     async def _agent_loop_postprocess(self, output, validate, **kwargs):
         result = await super()._agent_loop_postprocess(output, validate, **kwargs)
