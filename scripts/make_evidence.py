@@ -129,8 +129,13 @@ def report(part: str, runs: Sequence[Path]) -> tuple[str, Comparison]:
     return "\n".join(lines), comparison
 
 
+def _in_order(comparison: Comparison) -> list[Setting]:
+    """Fixed sizes, smallest first, then SAGC."""
+    return sorted(comparison.settings, key=lambda one: (one.policy == "sagc", one.static_size or 0))
+
+
 def _table(comparison: Comparison) -> str:
-    settings = sorted(comparison.settings, key=lambda one: (one.policy == "sagc", one.static_size or 0))
+    settings = _in_order(comparison)
     rows = [["", *(_name(setting) for setting in settings)]]
     for key in ROWS:
         values = [setting.values[key] for setting in settings]
@@ -148,7 +153,7 @@ def _table(comparison: Comparison) -> str:
 
 def _reached(comparison: Comparison) -> str:
     """With three seeds, the three values say more than an interval."""
-    settings = sorted(comparison.settings, key=lambda one: (one.policy == "sagc", one.static_size or 0))
+    settings = _in_order(comparison)
     rows = [["", *(_name(setting) for setting in settings)]]
     for cost, _ in REACH_COSTS:
         cells = []
@@ -205,7 +210,7 @@ def plot(comparison: Comparison, file: Path, title: str) -> None:
     from matplotlib import pyplot
 
     figure, (sizes, rates, rewards) = pyplot.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
-    settings = sorted(comparison.settings, key=lambda one: (one.policy == "sagc", one.static_size or 0))
+    settings = _in_order(comparison)
     colours = pyplot.get_cmap("viridis")(np.linspace(0.15, 0.85, max(len(settings) - 1, 1)))
     for number, setting in enumerate(settings):
         controlled = setting.policy == "sagc"

@@ -164,7 +164,7 @@ def test_the_controller_goes_on_where_the_checkpoint_was(killed: Killed) -> None
 def test_the_step_played_again_is_the_step_that_was_lost(killed: Killed) -> None:
     """Same weights, prompts, size and seeds: the same rollouts, and so the same decision after them."""
     if killed.last_step < 3:
-        pytest.skip("the lost step is not on record")
+        pytest.skip("killed while the step was being recorded: there is nothing to compare with")
     run = sagc_verl.load_run(killed.run.folder)
     dead = run.table("steps", branch="dead").set_index("step")
     live = run.steps.set_index("step")

@@ -95,6 +95,7 @@ def test_a_runs_own_name_and_folder_in_other_values_are_no_difference() -> None:
 
     assert run("a_s1").group_key == run("a_s2").group_key
     assert differences([run("a_s1"), run("b", n=4)]) == []
+    assert differences([run("grpo"), run("ppo")]) == []  # names that are values elsewhere too
 
 
 def test_the_seeds_that_stand_out_are_told() -> None:

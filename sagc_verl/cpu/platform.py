@@ -14,7 +14,7 @@ ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",  # a dozen processes share a few cores
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "TORCH_COMPILE_DISABLE": "1",  # vLLM compiles one small function even in eager mode: 12 s, and a C++ compiler
+    "TORCH_COMPILE_DISABLE": "1",  # vLLM compiles one small function even in eager mode, with a C++ compiler
     "TQ_NUM_THREADS": "1",  # TransferQueue sets torch's threads at every rollout, and warns where they exceed the cores
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",

@@ -36,7 +36,7 @@ INCOMPARABLE_KINDS: tuple[tuple[str, str], ...] = (
 _SILENT = re.compile(
     r"^trainer\.(experiment_name|project_name|default_local_dir|default_hdfs_dir|logger|rollout_data_dir"
     r"|validation_data_dir|resume_mode|resume_from_path|v1\.trainer_mode|val_before_train)"
-    r"|^hydra|^sagc\.|^actor_rollout_ref\.rollout\.n$|\.rollout_n$|agent_loop_manager_class$|^ray_kwargs|\.ray_init\."
+    r"|\.experiment_name$|\.project_name$|^hydra|^sagc\.|^actor_rollout_ref\.rollout\.n$|\.rollout_n$|agent_loop_manager_class$|^ray_kwargs|\.ray_init\."
     r"|^actor_rollout_ref\.rollout\.val_kwargs\.n$|^global_profiler|profiler"
 )
 UNKNOWN = "unknown"
@@ -99,7 +99,7 @@ def read_settings(info: Mapping[str, Any]) -> Settings:
     """The settings of a run from its run.json. Never raises: what is missing is unknown."""
     config = _mapping(info.get("config"))
     imported = bool(info.get("imported"))
-    flat = _without_names(dict(_flatten(config)))
+    flat = _without_folder(dict(_flatten(config)))
     own: dict[str, Any] = {}
     if config and not imported:
         # Whoever leaves a controller key out gets its default: runs are compared by what they used.
@@ -168,22 +168,13 @@ def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield name, value
 
 
-def _without_names(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration without the run's own name and folder in other values: veRL and users interpolate them."""
-    told = {
-        str(flat[key]): word
-        for key, word in (("trainer.default_local_dir", "<run folder>"), ("trainer.experiment_name", "<run>"))
-        if flat.get(key)
-    }
-
-    def nameless(value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        for own, word in told.items():
-            value = word if value == own else value.replace(f"{own}/", f"{word}/")
-        return value
-
-    return {key: value if _SILENT.search(key) else nameless(value) for key, value in flat.items()}
+def _without_folder(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration without the run's own folder in other values: users and veRL interpolate it."""
+    own = str(flat.get("trainer.default_local_dir") or "").rstrip("/")
+    if not own:
+        return dict(flat)
+    within = re.compile(re.escape(own) + r"(?=/|$)")
+    return {key: within.sub("<run folder>", value) if isinstance(value, str) else value for key, value in flat.items()}
 
 
 def _hardware(info: Mapping[str, Any]) -> str | None:

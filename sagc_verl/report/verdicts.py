@@ -209,7 +209,7 @@ def _adapting_sentences(comparison: Comparison) -> Iterator[str]:
                 " rollouts a step: what it saved over a larger size, a smaller fixed size may save as well."
             )
         elif len(better) == len(near):
-            yield f"{subject.label} did better than {_listed(near)}: adapting helped beyond making groups smaller."
+            yield f"{subject.label} did better than {_listed(near)}: smaller groups alone do not explain that."
         else:
             worse = [other for other in near if other not in better]
             yield (

@@ -62,8 +62,9 @@ class QueueStampingServer(vLLMHttpServer):
             )
         finally:
             statistics = self._statistics.pop(str(request_id), None)
-        if statistics is not None and statistics.scheduled_ts and statistics.queued_ts:
-            result.extra_fields[QUEUE_FIELD] = statistics.scheduled_ts - statistics.queued_ts
+        queued, scheduled = (getattr(statistics, name, None) for name in ("queued_ts", "scheduled_ts"))
+        if queued and scheduled:
+            result.extra_fields[QUEUE_FIELD] = scheduled - queued
         return result
 
 
