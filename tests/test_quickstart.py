@@ -193,20 +193,46 @@ def test_smollm2_says_which_package_is_missing(module, monkeypatch: pytest.Monke
         make_smollm2.gguf_folder()
 
 
-def test_train_smollm2_hands_its_own_settings_to_train_sh(tmp_path: Path) -> None:
+@pytest.fixture
+def given(tmp_path: Path):
+    """Calls one of the quickstart's training scripts with an interpreter that prints; returns key -> value for Hydra."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)
-    done = subprocess.run(
-        [str(QUICKSTART / "train_smollm2.sh"), "mine", "trainer.total_training_steps=2"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={**os.environ, "PYTHON": str(python), "TASK": "/task", "OUT": "/out"},
-        check=True,
-    )
-    given = [line.partition("=") for line in done.stdout.splitlines() if "=" in line]
-    last = {key: value for key, _, value in given}  # as Hydra: the last wins
+
+    def call(script: str, *words: str) -> dict[str, str]:
+        done = subprocess.run(
+            [str(QUICKSTART / script), *words],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHON": str(python), "TASK": "/task", "OUT": "/out"},
+            check=True,
+        )
+        pairs = [line.partition("=") for line in done.stdout.splitlines() if "=" in line]
+        return {key: value for key, _, value in pairs}  # as Hydra: the last wins
+
+    return call
+
+
+def test_train_names_the_run_and_its_folder(given) -> None:
+    last = given("train.sh", "mine", "+sagc.budget=0.1", "actor_rollout_ref.rollout.n=4")
+    assert last["trainer.experiment_name"] == "mine" and last["trainer.default_local_dir"] == "/out/mine"
+    assert last["+sagc.budget"] == "0.1" and last["actor_rollout_ref.rollout.n"] == "4"
+
+
+def test_train_without_a_name_takes_every_word_as_an_override(given) -> None:
+    last = given("train.sh", "trainer.experiment_name=swept", "trainer.default_local_dir=/sweep/swept")
+    assert last["trainer.experiment_name"] == "swept" and last["trainer.default_local_dir"] == "/sweep/swept"
+
+
+def test_train_needs_a_word() -> None:
+    done = subprocess.run([str(QUICKSTART / "train.sh")], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "usage" in done.stderr
+
+
+def test_train_smollm2_hands_its_own_settings_to_train_sh(given) -> None:
+    last = given("train_smollm2.sh", "mine", "trainer.total_training_steps=2")
     assert last["trainer.total_training_steps"] == "2" and last["trainer.experiment_name"] == "mine"
     assert last["trainer.default_local_dir"] == "/out/mine" and last["data.train_files"] == "/task/train.parquet"
     assert int(last["data.max_response_length"]) <= 96
