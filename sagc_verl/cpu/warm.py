@@ -267,7 +267,9 @@ def _become(request: _Request) -> None:
     import random
 
     import numpy as np
+    from ray._raylet import Config
 
+    Config.initialize("")  # Ray's library has its settings from the server's environment (RAY_AUTH_MODE and the like)
     multiprocessing.spawn.set_executable(request.environment[CLIENT])
     random.seed()
     np.random.seed()
@@ -310,10 +312,8 @@ if __name__ == "__main__":
     os.environ.update({SWITCH: "0", "VERL_PLATFORM": "cpu"})
     for variable, default in ENVIRONMENT.items():
         os.environ.setdefault(variable, default)
-    # What Ray's library reads from the environment when it is imported, once for all forks: its own default; the job
-    # that forks may belong to (warm_python.py sends no others here); and the process with which they are to end, this
-    # one.
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    # What Ray's library reads from the environment when it is imported, once for all forks: the job that they may belong
+    # to (warm_python.py sends no others here), and the process with which they are to end, this one.
     os.environ.update({warm_python.RAY_JOB: warm_python.FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())})
     job = serve(Path(sys.argv[1]), int(sys.argv[2]))
     if job is not None:
