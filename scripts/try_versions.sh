@@ -7,7 +7,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 (($#)) || { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
 
-TESTS="contract or group_has_the_size or padding or advantages or probabilities or resumed"
+TESTS="not doctor and (contract or group_has_the_size or padding or advantages or probabilities or resumed)"
 logs=${LOGS:-outputs/versions}
 mkdir -p "$logs"
 work=$(mktemp -d)
@@ -26,7 +26,7 @@ for wanted in "$@"; do
             "$venv/bin/python" -m sagc_verl.cpu.vllm_metadata &&
             "$venv/bin/uv" pip freeze --python "$venv/bin/python" &&
             # The patch of vLLM refuses other versions than those that it knows; here they are to be tried.
-            SAGC_IGNORE_VLLM_VERSION=1 "$venv/bin/python" -m pytest -q -p no:cacheprovider --basetemp "$work/pytest" \
+            SAGC_IGNORE_VLLM_VERSION=1 "$venv/bin/python" -m pytest -q --durations 6 -p no:cacheprovider --basetemp "$work/pytest" \
                 tests/test_contract_verl.py tests/test_e2e_training.py -k "$TESTS"
     } >"$log" 2>&1 || outcome=FAILS
     [ "$outcome" = works ] || failed=1

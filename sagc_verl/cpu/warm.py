@@ -267,9 +267,9 @@ def _become(request: _Request) -> None:
     import random
 
     import numpy as np
-    from ray._raylet import Config
 
-    Config.initialize("")  # Ray's library has its settings from the server's environment (RAY_AUTH_MODE and the like)
+    if "ray._raylet" in sys.modules:  # it has its settings from the server's environment (RAY_AUTH_MODE and the like)
+        sys.modules["ray._raylet"].Config.initialize("")
     multiprocessing.spawn.set_executable(request.environment[CLIENT])
     random.seed()
     np.random.seed()
