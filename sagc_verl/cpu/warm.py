@@ -312,8 +312,8 @@ if __name__ == "__main__":
     os.environ.update({SWITCH: "0", "VERL_PLATFORM": "cpu"})
     for variable, default in ENVIRONMENT.items():
         os.environ.setdefault(variable, default)
-    # What Ray's library reads from the environment when it is imported, once for all forks: the job that they may belong
-    # to (warm_python.py sends no others here), and the process with which they are to end, this one.
+    # What Ray's library reads from the environment when it is imported, once for all forks: the job that they may
+    # belong to (warm_python.py sends no others here), and the process with which they are to end, this one.
     os.environ.update({warm_python.RAY_JOB: warm_python.FIRST_JOB, "RAY_RAYLET_PID": str(os.getpid())})
     job = serve(Path(sys.argv[1]), int(sys.argv[2]))
     if job is not None:
