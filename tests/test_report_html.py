@@ -74,9 +74,14 @@ def test_the_page_needs_nothing_from_elsewhere(elements: _Elements, page: str) -
 
 
 def test_hostile_names_are_shown_as_text(page: str) -> None:
-    assert "alert(1)&lt;/script&gt;" in page
-    assert "<script>alert" not in page
-    assert "\x1b" not in page
+    from plotly.offline import get_plotlyjs
+
+    assert get_plotlyjs() in page
+    ours = page.replace(get_plotlyjs(), "")  # some of its releases hold an escape character
+    # Counted: pytest would compare a word with megabytes for hours.
+    assert ours.count("alert(1)&lt;/script&gt;")
+    assert not ours.count("<script>alert")
+    assert not ours.count("\x1b")
 
 
 def test_figures_are_valid_and_escape_names(comparison, page: str) -> None:
