@@ -82,7 +82,9 @@ def read_steps(path: Path) -> Steps:
     )
 
 
-def start(overrides: list[str], folder: Path, other: Path, second: bool, task: Path, steps: int, poll: float):
+def start(
+    overrides: list[str], folder: Path, other: Path, second: bool, task: Path, steps: int, poll: float
+) -> subprocess.Popen[bytes]:
     """Start one training of a pair."""
     tests = ROOT / "tests"
     command = [
@@ -116,7 +118,9 @@ def start(overrides: list[str], folder: Path, other: Path, second: bool, task: P
         )
 
 
-def train_pair(variants: list[list[str]], folders: list[Path], first: int, task: Path, steps: int, poll: float):
+def train_pair(
+    variants: list[list[str]], folders: list[Path], first: int, task: Path, steps: int, poll: float
+) -> list[Steps]:
     """Train both variants in turns; returns their steps.
 
     Raises:

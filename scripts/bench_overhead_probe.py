@@ -34,9 +34,8 @@ def kind(command: str) -> str:
     actor = re.match(r"ray::(\w+)", command)
     if actor and actor[1] != "IDLE":
         return STANDS_FOR.get(actor[1], actor[1])
-    if (
-        command.startswith("VLLM::") or "sagc_verl.cpu.warm" in command
-    ):  # of what is forked without a name only it works
+    # The engine has vLLM's title where setproctitle is installed; of the forks without a title only it works.
+    if command.startswith("VLLM::") or "sagc_verl.cpu.warm" in command:
         return "vLLM engine"
     return "Ray"
 
@@ -89,13 +88,14 @@ class Probe(CheckpointCallback):
 
 def _wait_for_turn(steps: Path, step: int) -> None:
     """At the end of a turn, wait until the other training has played its own."""
-    turn, rest = divmod(step, int(os.environ["SAGC_BENCH_TURN"]))
+    length = int(os.environ["SAGC_BENCH_TURN"])
+    turn, rest = divmod(step, length)
     if rest:
         return
     (steps.parent / f"turn{turn}").touch()
     # The first of the pair waits for the other's turn of the same number, the second for the next turn of the first.
-    ahead = int(os.environ["SAGC_BENCH_SECOND"])
-    if step + ahead > int(os.environ["SAGC_BENCH_LAST"]):
+    awaited = turn + int(os.environ["SAGC_BENCH_SECOND"])
+    if awaited > int(os.environ["SAGC_BENCH_LAST"]) // length:
         return
-    while not (Path(os.environ["SAGC_BENCH_OTHER"]) / f"turn{turn + ahead}").exists():
+    while not (Path(os.environ["SAGC_BENCH_OTHER"]) / f"turn{awaited}").exists():
         time.sleep(WAIT_SECONDS)

